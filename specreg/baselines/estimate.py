@@ -164,9 +164,7 @@ def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gp
     """
     cases_by_servers: dict[tuple[object, ...], list[Case]] = {}
     for case in cases:
-        # A case that needs a fresh server shares it with no other case.
-        own_id = case.id if case.needs_fresh_server else ""
-        key = (case.control, case.server, own_id)
+        key = (case.control, case.server, case.only_for)
         cases_by_servers.setdefault(key, []).append(case)
     groups = []
     for group in cases_by_servers.values():

@@ -220,9 +220,7 @@ def _why_nothing(measurement: Measurement) -> Reason:
 
 def _launch_of(pair: Pair, side: Side, number: int) -> Launch:
     """Return the launch of a side's server, which the pairs of a group share."""
-    case = pair.of(side)
-    only_for = pair.id if pair.a.needs_fresh_server or pair.b.needs_fresh_server else ""
-    return Launch(spec=case.server, number=number, only_for=only_for, side=side)
+    return Launch(spec=pair.of(side).server, number=number, only_for=pair.only_for, side=side)
 
 
 def _failed(step: GateStep, pair: Pair, side: Side, reason: Reason) -> FailedLaunch:

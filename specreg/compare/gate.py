@@ -18,7 +18,7 @@ import msgspec
 
 from specreg.compare.answers import check_saved
 from specreg.compare.execute import GateExecutor, KeyOf, blaming
-from specreg.compare.judging import Decision, Rules
+from specreg.compare.judging import Decision, Rules, last_number
 from specreg.compare.options import MAX_LAUNCHES, GateOptions, parse_tolerances
 from specreg.compare.pairs import (
     COMPARED,
@@ -34,10 +34,9 @@ from specreg.compare.progress import render_progress
 from specreg.core.errors import DatasetError, EnvironmentSetupError, SpecregError, UnsupportedError
 from specreg.core.files import cause_of
 from specreg.core.received import received_files
-from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix.case import Case, Tier
-from specreg.matrix.models import model_sha256, resolve_model, served_models
-from specreg.matrix.prompts import check_contexts, check_drafts, load_case_prompts
+from specreg.matrix.models import served_models
+from specreg.matrix.prompts import check_contexts, check_drafts, files_sha256, load_case_prompts
 from specreg.measurement.metrics import GATE_METRICS
 from specreg.runs.ledger import LEDGER, Checked, Key, Ledger
 from specreg.servers.handle import Servers
@@ -102,7 +101,7 @@ class Gate:
         step = next_step(self.ledger, self.goal)
         if step is None or self._has_time(step):
             return self.goal.rules
-        begun = max(launch.number for launch in self.ledger.launches)
+        begun = last_number(self.ledger.launches)
         return dataclasses.replace(self.goal.rules, launches=begun)
 
     def _has_time(self, step: GateStep) -> bool:
@@ -170,32 +169,13 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         SpecregError: the options ask for something that can't be measured, or the folder can't be
             used.
     """
-    # Read the options.
-    if options.resume and (options.out is None or not options.out.is_dir()):
-        problem = "needs the folder of a gate"
-        if options.out is not None:
-            problem = f"there is no gate in '{options.out}'"
-        raise UnsupportedError(f"--resume: {problem}; name the folder with --out")
-    folder = options.folder_in("gates")
-    root = options.root
+    # Choose the pairs, check that their models and prompts are there, and install both sides.
+    folder = _folder_of(options)
     on_gpu = tier.needs_gpus > 0
     origins = (parse_origin(options.a), parse_origin(options.b))
-    overrides_of_a = [parse_override(text) for text in options.a_overrides]
-    overrides_of_b = [parse_override(text) for text in options.b_overrides]
-
-    # Choose the pairs that are compared.
-    cases = _chosen_cases(options, tier, origins)
-    pairs = pairs_of(
-        tier, cases, (overrides_of_a, overrides_of_b), prompts=options.prompts, show=options.show
-    )
-    if options.prompts is None:
-        pairs = tuple(_with_more_prompts(root, pair) for pair in pairs)
-    if options.pin_length_tokens is not None:
-        pairs += pinned_pairs(pairs, options.pin_length_tokens, on_gpu=on_gpu)
+    pairs = _chosen_pairs(options, tier, origins)
     tolerances = parse_tolerances(options.tolerances, GATE_METRICS)
-
-    # Check that the models and prompts of the pairs are there, and install both sides.
-    _check_models_and_prompts(root, pairs)
+    _check_models_and_prompts(options.root, pairs)
     sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
 
     # Two servers on one GPU would share its time, so on a GPU the sides run in turn.
@@ -207,10 +187,6 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     def key_of(pair: Pair, side: Side, number: int) -> Key:
         """Return what must be equal for a resumed gate to take over a launch."""
         case = pair.of(side)
-        spec = case.server
-        models = [resolve_model(root, name) for name in (spec.target, spec.draft) if name]
-        prompts = load_case_prompts(root, case)
-        checksums = [prompts_sha256(prompts), *map(model_sha256, models)]
         own_side = Side.B if side.is_b else Side.A
         order = "together" if together else "in turn"
         return Key(
@@ -221,23 +197,25 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
             purpose=f"{order}, {options.least_s:g} s",
             environment=environment.name,
             engine=installed[own_side],
-            files_sha256=" ".join(checksums),
-            packages_sha256=packages_sha256(sources[own_side].packages(spec)),
+            files_sha256=files_sha256(options.root, case),
+            packages_sha256=packages_sha256(sources[own_side].packages(case.server)),
         )
 
-    # Continue with what an interrupted gate has measured, which may be more launches than now.
+    # Continue with what an interrupted gate has measured.
     ledger = _open_ledger(folder, options)
     take_over(ledger, pairs, key_of, options)
-    launches = max([options.launches, *(launch.number for launch in ledger.launches)])
-    if launches > options.launches:
-        options.show(
-            f"--launches {options.launches}: launch {launches} was begun before, so all are judged"
-            f" as with --launches {launches}"
-        )
     launchers: dict[str, ServerLauncher] = {
-        side: ServerLauncher(provision=source, root=root, ready_within_s=options.ready_within_s)
+        side: ServerLauncher(
+            provision=source, root=options.root, ready_within_s=options.ready_within_s
+        )
         for side, source in sources.items()
     }
+    servers = Servers(launcher=launchers[Side.A], side_launchers=launchers, logs=folder / "logs")
+    rules = Rules(
+        launches=_most_launches(options, ledger),
+        figures=sum(len(pair.deciding) for pair in pairs),
+        tolerances=tolerances,
+    )
     return Gate(
         options=options,
         tier=tier,
@@ -246,24 +224,61 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         environment=environment,
         goal=GateGoal(
             groups=groups_of(pairs),
-            rules=Rules(
-                launches=launches,
-                figures=sum(len(pair.deciding) for pair in pairs),
-                tolerances=tolerances,
-            ),
+            rules=rules,
             together=together,
             within_s=_within_s(options, on_gpu=on_gpu),
         ),
         executor=GateExecutor(
-            root=root,
-            servers=Servers(
-                launcher=launchers[Side.A], side_launchers=launchers, logs=folder / "logs"
-            ),
-            ledger=ledger,
-            options=options,
-            key_of=key_of,
+            root=options.root, servers=servers, ledger=ledger, options=options, key_of=key_of
         ),
     )
+
+
+def _folder_of(options: GateOptions) -> Path:
+    """Return the folder of a gate.
+
+    Raises:
+        UnsupportedError: the gate is resumed, and there is none in the folder.
+    """
+    if options.resume and (options.out is None or not options.out.is_dir()):
+        problem = "needs the folder of a gate"
+        if options.out is not None:
+            problem = f"there is no gate in '{options.out}'"
+        raise UnsupportedError(f"--resume: {problem}; name the folder with --out")
+    return options.folder_in("gates")
+
+
+def _chosen_pairs(
+    options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]
+) -> tuple[Pair, ...]:
+    """Return the pairs that a gate compares.
+
+    Raises:
+        SpecregError: the options ask for something that can't be compared.
+    """
+    overrides_of_a = [parse_override(text) for text in options.a_overrides]
+    overrides_of_b = [parse_override(text) for text in options.b_overrides]
+    cases = _chosen_cases(options, tier, origins)
+    pairs = pairs_of(
+        tier, cases, (overrides_of_a, overrides_of_b), prompts=options.prompts, show=options.show
+    )
+    if options.prompts is None:
+        pairs = tuple(_with_more_prompts(options.root, pair) for pair in pairs)
+    if options.pin_length_tokens is not None:
+        on_gpu = tier.needs_gpus > 0
+        pairs += pinned_pairs(pairs, options.pin_length_tokens, on_gpu=on_gpu)
+    return pairs
+
+
+def _most_launches(options: GateOptions, ledger: Ledger) -> int:
+    """Return the most launches of each side. An interrupted gate may have begun more than now."""
+    begun = last_number(ledger.launches)
+    if begun > options.launches:
+        options.show(
+            f"--launches {options.launches}: launch {begun} was begun before, so all are judged"
+            f" as with --launches {begun}"
+        )
+    return max(begun, options.launches)
 
 
 def _open_ledger(folder: Path, options: GateOptions) -> Ledger:
@@ -316,8 +331,7 @@ def take_over(ledger: Ledger, pairs: Sequence[Pair], key_of: KeyOf, options: Gat
             return False
         return True
 
-    for key in ledger.recorded.keys:
-        ledger.take_over(key, fits=fits)
+    ledger.take_over(fits=fits)
 
 
 def _check_owner(ledger: Ledger, keys: Collection[Key]) -> None:

@@ -1,8 +1,8 @@
 """Judge the launches of both sides of a gate: return a verdict on each metric, and the answer.
 
-The gate looks at the launches after 1, 2, 4, 8, … of them, and judges each metric. Each look gets a
-part of one level of significance, so that all looks together are wrong no more often than a single
-one would be. If a look decides a metric, the metric stays decided.
+Each look at the launches, see `Rules.looks`, gets a part of one level of significance, so that all
+looks together are wrong no more often than a single one would be. If a look decides a metric, the
+metric stays decided.
 """
 
 import bisect
@@ -183,6 +183,8 @@ def decide(
     launches: Sequence[ArmLaunch],
     rules: Rules,
     answer_verdicts: Sequence[Verdict] = (),
+    *,
+    wants_answers: bool = False,
 ) -> Decision:
     """Decide on the basis of the launches so far.
 
@@ -191,6 +193,7 @@ def decide(
         launches: the launches of all pairs, in the order in which they were made.
         rules: how strictly they are judged.
         answer_verdicts: the verdicts on the answers that both sides of each pair generated.
+        wants_answers: as in `Decision`.
     """
     # Judge each metric. A loss of speed may also come from the machine, so it is compared with how
     # much side A differs from itself.
@@ -227,6 +230,7 @@ def decide(
         needed_launches=needed_launches,
         verdicts=all_verdicts,
         control=tuple(_control_verdicts(pairs, launches, rules)),
+        wants_answers=wants_answers,
     )
 
 
@@ -398,15 +402,16 @@ def judge_pair(
         if is_deciding:
             verdict = _judge(figure, launches, rules)
         else:
-            verdict = _look(figure, launches, rules, _last_number(launches))
+            verdict = _look(figure, launches, rules, last_number(launches))
         # A control shows the noise of the machine, which is never a loss.
-        if sides is CONTROL or not is_deciding:
+        if sides == CONTROL or not is_deciding:
             verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason=None)
         verdicts.append(verdict)
     return tuple(verdicts)
 
 
-def _last_number(launches: Sequence[ArmLaunch]) -> int:
+def last_number(launches: Sequence[ArmLaunch]) -> int:
+    """Return the highest number of some launches; 0 without one."""
     return max((launch.number for launch in launches), default=0)
 
 
@@ -417,15 +422,15 @@ def _judge(figure: _Figure, launches: Sequence[ArmLaunch], rules: Rules) -> Verd
     # repeated after a failure. It would belong to an earlier look, and could change what that look
     # decided.
     highest_numbers = list(itertools.accumulate((launch.number for launch in launches), max))
-    last_number = _last_number(launches)
-    earlier_looks = [number for number in rules.looks if number < last_number]
+    last_look = last_number(launches)
+    earlier_looks = [number for number in rules.looks if number < last_look]
 
     def verdict_at(look: int) -> Verdict:
         # The highest number never falls, so the first launches of all are those until this look.
         launches_of_look = bisect.bisect_right(highest_numbers, look)
         return _look(figure, launches[:launches_of_look], rules, look)
 
-    first_look, *later_looks = [*earlier_looks, last_number]
+    first_look, *later_looks = [*earlier_looks, last_look]
     decided = verdict_at(first_look)
     for look in later_looks:
         if decided.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:

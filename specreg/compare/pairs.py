@@ -89,6 +89,11 @@ class Pair:
         return self.b if side.is_b else self.a
 
     @property
+    def only_for(self) -> str:
+        """The id of the pair if no other pair may use its servers; empty if pairs share them."""
+        return self.id if self.a.only_for or self.b.only_for else ""
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics that both sides have."""
         return tuple(
@@ -327,10 +332,7 @@ def groups_of(pairs: Iterable[Pair]) -> tuple[Group, ...]:
     """Group pairs that can share their servers."""
     pairs_by_servers: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
-        # A case that needs a fresh server shares its servers with no other case.
-        needs_own_servers = pair.a.needs_fresh_server or pair.b.needs_fresh_server
-        own_id = pair.id if needs_own_servers else ""
-        key = (pair.a.server, pair.b.server, own_id)
+        key = (pair.a.server, pair.b.server, pair.only_for)
         pairs_by_servers.setdefault(key, []).append(pair)
     return tuple(tuple(group) for group in pairs_by_servers.values())
 

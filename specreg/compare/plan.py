@@ -1,10 +1,9 @@
 """Decide what a gate does next, from what its ledger has. Nothing here starts or reads anything.
 
-The gate looks at the launches after 1, 2, 4, 8, … of them. Whenever B seems slower at a look, side
-A is launched next to itself, up to as many times as B was launched.
+Whenever B seems slower at a look, side A is launched next to itself, up to as many times as B was
+launched.
 """
 
-import dataclasses
 import itertools
 import math
 from collections import defaultdict
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specreg.compare.answers import answer_verdict, can_ask, wants_answers
-from specreg.compare.judging import Decision, Rules, decide, is_lost, is_settled
+from specreg.compare.judging import Decision, Rules, decide, is_lost, is_settled, last_number
 from specreg.compare.pairs import COMPARED, CONTROL, Group, Pair, Side
 from specreg.correctness.checks import LOSSLESS
 from specreg.runs.ledger import ArmLaunch, Ledger, MeasuredLaunch
@@ -71,8 +70,13 @@ class GateGoal:
     def decide(self, launches: Sequence[ArmLaunch], ledger: Ledger) -> Decision:
         """Return the decision by some of the launches, and by the answers so far."""
         answer_verdicts = [answer_verdict(pair, ledger) for pair in self.pairs]
-        decision = decide(self.pairs, launches, self.rules, answer_verdicts)
-        return dataclasses.replace(decision, wants_answers=wants_answers(self.pairs, ledger))
+        return decide(
+            self.pairs,
+            launches,
+            self.rules,
+            answer_verdicts,
+            wants_answers=wants_answers(self.pairs, ledger),
+        )
 
 
 def next_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
@@ -81,7 +85,7 @@ def next_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
     A gate ends when it has its answer, or has made all of its launches.
     """
     launches = ledger.launches
-    last_number = _last_number(launches)
+    last_launch = last_number(launches)
     open_groups = goal.groups
     for number in range(1, goal.rules.launches + 1):
         for group in open_groups:
@@ -92,7 +96,7 @@ def next_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
             continue
 
         # An earlier look didn't end the gate, but it may have settled groups.
-        if number < last_number:
+        if number < last_launch:
             decision = goal.decide(_made_until(number, launches), ledger)
         else:
             if goal.is_done(goal.decide(launches[: _at_look(launches)], ledger)):
@@ -180,11 +184,6 @@ def _at_look(launches: Sequence[ArmLaunch]) -> int:
     return indexes[-1] + 1 if indexes else 0
 
 
-def _last_number(launches: Sequence[ArmLaunch]) -> int:
-    """Return the number of the last launch of A or B; 0 without one."""
-    return max((launch.number for launch in launches if launch.arm in COMPARED), default=0)
-
-
 def _made_until(look: int, launches: Sequence[ArmLaunch]) -> Sequence[ArmLaunch]:
     """Return the launches that had been made at a look."""
     for index, launch in enumerate(launches):
@@ -197,7 +196,7 @@ def _missing_control(
     groups: Sequence[Group], decision: Decision, ledger: Ledger, goal: GateGoal
 ) -> GateStep | None:
     """Return the next launch of side A beside itself, as long as that may explain a loss of B."""
-    for number in range(1, _last_number(ledger.launches) + 1):
+    for number in range(1, last_number(ledger.launches) + 1):
         for group in groups:
             doubtful = tuple(pair for pair in group if _is_doubtful(pair, decision))
             step = _step_on(doubtful, number, CONTROL, ledger, goal)

@@ -384,6 +384,11 @@ class Case:
         return engine_named(self.server.engine).spelling_of(self.server.method).learns
 
     @property
+    def only_for(self) -> str:
+        """The id of the case if no other case may use its server; empty if cases share it."""
+        return self.id if self.needs_fresh_server else ""
+
+    @property
     def control_case(self) -> "Case":
         """The case with its workload on the control, or on its own server if it has no control."""
         return dataclasses.replace(self, server=self.control or self.server, control=None)

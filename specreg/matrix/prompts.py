@@ -12,13 +12,13 @@ from specreg.core.commands import install_command
 from specreg.core.counted import counted
 from specreg.core.errors import DatasetError, ModelError
 from specreg.datasets.prepare import load_prompts
-from specreg.datasets.prompts import Prompt
+from specreg.datasets.prompts import Prompt, prompts_sha256
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import engine_named
 from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
-from specreg.matrix.models import config_of, model_file, resolve_model, vocabulary_of
+from specreg.matrix.models import config_of, model_file, model_sha256, resolve_model, vocabulary_of
 from specreg.matrix.weights import CONFIG
 
 
@@ -53,6 +53,18 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
         )
     check_form(case, prompts)
     return prompts
+
+
+def files_sha256(root: Path, case: Case) -> str:
+    """Return the checksums of a case's prompts and of the files of its models.
+
+    Raises:
+        SpecregError: The models or the prompts of the case can't be read.
+    """
+    spec = case.server
+    models = [resolve_model(root, name) for name in (spec.target, spec.draft) if name]
+    prompts = load_case_prompts(root, case)
+    return " ".join((prompts_sha256(prompts), *map(model_sha256, models)))
 
 
 def check_form(case: Case, prompts: Iterable[Prompt]) -> None:

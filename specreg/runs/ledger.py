@@ -463,27 +463,32 @@ class Ledger:
         if isinstance(entry, MeasuredLaunch):
             self._measured[place] = entry
 
-    def take_over(self, key: Key, *, fits: Callable[[Checked], bool] = lambda _: True) -> None:
-        """Add what an interrupted run has measured and checked with a key.
+    def take_over(
+        self,
+        is_ours: Callable[[Key], bool] = lambda _: True,
+        fits: Callable[[Checked], bool] = lambda _: True,
+    ) -> None:
+        """Add what an interrupted run has measured and checked.
 
         Args:
-            key: the key.
-            fits: returns whether a check is taken over.
+            is_ours: returns whether what has a key is taken over.
+            fits: returns whether a check with such a key is taken over.
         """
-        measurement = self.recorded.measured.get(key)
-        if measurement is not None:
-            launch = MeasuredLaunch(
-                case_id=key.case_id,
-                arm=key.arm,
-                number=key.launch,
-                measurement=measurement,
-                is_resumed=True,
-                read_from=self.path,
-            )
-            self.add(launch)
-        for (checked_key, _), line in self.recorded.checked.items():
-            if checked_key == key and fits(line):
-                self.add(line)
+        for key in filter(is_ours, self.recorded.keys):
+            measurement = self.recorded.measured.get(key)
+            if measurement is not None:
+                launch = MeasuredLaunch(
+                    case_id=key.case_id,
+                    arm=key.arm,
+                    number=key.launch,
+                    measurement=measurement,
+                    is_resumed=True,
+                    read_from=self.path,
+                )
+                self.add(launch)
+            for (checked_key, _), line in self.recorded.checked.items():
+                if checked_key == key and fits(line):
+                    self.add(line)
 
     def failures_of(self, case_id: str, number: int, check: str = "") -> Sequence[FailedLaunch]:
         """Return how measuring a case on a launch, or checking it, failed, in order."""

@@ -57,8 +57,7 @@ def launch_pair(case: Case, number: int) -> tuple[Launch, Launch]:
         The launch of the control and the launch of the server. Both are the server's if the case
         has no control.
     """
-    only_for = case.id if case.needs_fresh_server else ""
-    server = Launch(spec=case.server, number=number, only_for=only_for)
+    server = Launch(spec=case.server, number=number, only_for=case.only_for)
     if case.control is None:
         return server, server
     control = Launch(spec=case.control, number=number)

@@ -1,14 +1,11 @@
 """Judge a recorded run anew, by the tiers, baselines and history of now. Nothing is started."""
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from specreg.suite.configure import load_cases
-from specreg.suite.context import RunClock, RunContext, provision_of, store_of
-from specreg.suite.merge import check_names, merge_shards
+from specreg.suite.merge import check_names, context_of, merge_shards
 from specreg.suite.options import Options
 from specreg.suite.run import Run
 from specreg.suite.shard_runs import load_shard
@@ -38,35 +35,20 @@ def judge_again(
     """
     recorded = load_shard(folder)
     plan = recorded.plan
-    options = dataclasses.replace(
-        options,
-        launches=plan.launches,
-        num_prompts=plan.options.num_prompts,
-        oracle=plan.options.oracle,
-        engine=plan.options.engine,
-    )
-    tier = load_cases(root, options, plan.tier).chosen(plan.gpus_gib)
-    check_names(recorded, tier)
-    tolerant_cases = [case.tolerating(tolerances_frac) for case in tier.cases]
-    context = RunContext(
-        name=plan.run,
-        root=root,
-        tier=dataclasses.replace(tier, cases=tuple(tolerant_cases)),
-        environment=plan.environment,
-        options=options,
-        run_folder=folder,
-        provision=provision_of(options, on_gpu=tier.needs_gpus > 0, show=print),
-        store=store_of(options, root, plan.environment, tier.name),
-        clock=RunClock(began_at=plan.began_at, began_ns=time.monotonic_ns()),
-        commit=plan.commit,
-        nights_left_out=nights_left_out,
-    )
-    # The run is judged as on its own night.
+    context = context_of(plan, root, options, folder)
+    check_names(recorded, context.tier)
+    # The run is judged as on its own night, with the tolerances of now.
     nights = context.load_history().by_case.values()
-    later_nights = {night.run for case_nights in nights for night in case_nights}
-    later_nights = {name for name in later_nights if name > plan.run}
-    context = dataclasses.replace(context, nights_left_out=nights_left_out | later_nights)
-    keys = [case.key for case in tier.cases]
+    later_nights = {
+        night.run for case_nights in nights for night in case_nights if night.run > plan.run
+    }
+    keys = [case.key for case in context.tier.cases]
+    tolerant_cases = tuple(case.tolerating(tolerances_frac) for case in context.tier.cases)
+    context = dataclasses.replace(
+        context,
+        tier=dataclasses.replace(context.tier, cases=tolerant_cases),
+        nights_left_out=nights_left_out | later_nights,
+    )
     return merge_shards(
         context,
         [recorded],

@@ -1,9 +1,7 @@
 """Name a measurement of a run, with all that must be equal for a later run to take it over."""
 
-from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix.case import Case
-from specreg.matrix.models import model_sha256, resolve_model
-from specreg.matrix.prompts import load_case_prompts
+from specreg.matrix.prompts import files_sha256
 from specreg.runs.ledger import Key
 from specreg.servers.installer import packages_sha256
 from specreg.suite.context import RunContext
@@ -33,8 +31,6 @@ def ledger_key(case: Case, number: int, selection: Selection, context: RunContex
     else:
         purpose = "acceptance"
     requirement = context.provision.requirement(spec)
-    models = [resolve_model(context.root, name) for name in (spec.target, spec.draft) if name]
-    prompts = load_case_prompts(context.root, case)
     return Key(
         case=case.key,
         case_id=case.id,
@@ -42,6 +38,6 @@ def ledger_key(case: Case, number: int, selection: Selection, context: RunContex
         purpose=purpose,
         environment=context.environment.name,
         engine=f"{context.provision.python or ''} {requirement.pin}".strip(),
-        files_sha256=" ".join((prompts_sha256(prompts), *map(model_sha256, models))),
+        files_sha256=files_sha256(context.root, case),
         packages_sha256=packages_sha256(context.provision.packages(spec)),
     )

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+import msgspec
+
 from specreg.baselines.record import commit_of
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError, check_name
@@ -254,32 +256,48 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
     plan = shards[0].plan
     _check_recording(plan, options)
     # Load the tier as the shards measured it, and check that the repository is the same.
+    whole_plan = msgspec.structs.replace(
+        plan,
+        run=re.sub(r"-\d+of\d+$", "", plan.run),
+        began_at=min(shard.plan.began_at for shard in shards),
+    )
+    options = dataclasses.replace(options, reason=options.reason or plan.reason)
+    context = context_of(whole_plan, root, options, into)
+    _check_repository("commit", plan.commit, commit_of(root), root)
+    _check_repository("matrix_sha256", plan.matrix_sha256, matrix_sha256(context.tier), root)
+    for shard in shards:
+        check_names(shard, context.tier)
+    _empty(into)
+    return context
+
+
+def context_of(plan: RunPlan, root: Path, options: Options, folder: Path) -> RunContext:
+    """Return the context of a run that was measured, with its tier as it was measured.
+
+    Args:
+        plan: The plan of the run.
+        root: The root of the repository, whose tiers and baselines are used.
+        options: The options of now. Those that decide what was measured are taken from the plan.
+        folder: The folder of the run.
+    """
     options = dataclasses.replace(
         options,
         launches=plan.launches,
         num_prompts=plan.options.num_prompts,
         oracle=plan.options.oracle,
         engine=plan.options.engine,
-        reason=options.reason or plan.reason,
     )
     tier = load_cases(root, options, plan.tier).chosen(plan.gpus_gib)
-    _check_repository("commit", plan.commit, commit_of(root), root)
-    _check_repository("matrix_sha256", plan.matrix_sha256, matrix_sha256(tier), root)
-    for shard in shards:
-        check_names(shard, tier)
-    # Prepare the folder.
-    _empty(into)
-    began_at = min(shard.plan.began_at for shard in shards)
     return RunContext(
-        name=re.sub(r"-\d+of\d+$", "", plan.run),
+        name=plan.run,
         root=root,
         tier=tier,
         environment=plan.environment,
         options=options,
-        run_folder=into,
+        run_folder=folder,
         provision=provision_of(options, on_gpu=tier.needs_gpus > 0, show=print),
         store=store_of(options, root, plan.environment, tier.name),
-        clock=RunClock(began_at=began_at, began_ns=time.monotonic_ns()),
+        clock=RunClock(began_at=plan.began_at, began_ns=time.monotonic_ns()),
         commit=plan.commit,
     )
 

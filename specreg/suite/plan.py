@@ -24,7 +24,6 @@ from specreg.telemetry.identity import Environment
 
 PLAN = "plan.json"
 """The file of the plan in a run's folder."""
-"""The file of the measurements in a run's folder."""
 COPIED = ("logs", "power")
 """The folders of a run that a merge copies: the logs of servers, and the power of devices."""
 PLAN_VERSION: Literal[1] = 1

@@ -1,6 +1,5 @@
 """Start a run: lock its folder, write its plan, and connect its parts."""
 
-import contextlib
 from collections.abc import Collection, Sequence
 
 from specreg.core.errors import SpecregError
@@ -10,7 +9,7 @@ from specreg.report.document import record_document
 from specreg.report.progress import Progress
 from specreg.runs.execute import NightExecutor
 from specreg.runs.goals import CaseLaunch
-from specreg.runs.ledger import LEDGER, Ledger
+from specreg.runs.ledger import LEDGER, Key, Ledger
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.handle import Servers
 from specreg.servers.launcher import ServerLauncher
@@ -101,13 +100,16 @@ def take_over(ledger: Ledger, selection: Selection, context: RunContext) -> list
         The names of the cases that were measured, each on its launch.
     """
     cases = {case.id: case for case in selection.cases_of(context.tier)}
-    for recorded_key in ledger.recorded.keys:
+
+    def is_ours(recorded_key: Key) -> bool:
         case = cases.get(recorded_key.case_id)
         if case is None:
-            continue
-        # The models or prompts of a case may be unreadable. Its own tests fail with that error.
-        with contextlib.suppress(SpecregError):
-            key = ledger_key(case, recorded_key.launch, selection, context)
-            if key == recorded_key:
-                ledger.take_over(key)
+            return False
+        try:
+            return ledger_key(case, recorded_key.launch, selection, context) == recorded_key
+        except SpecregError:
+            # Its models or prompts are unreadable. Its own tests fail with that error.
+            return False
+
+    ledger.take_over(is_ours)
     return [CaseLaunch.of(launch.case, launch.number).name for launch in ledger.measured]

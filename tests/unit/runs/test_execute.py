@@ -409,7 +409,7 @@ def test_a_resumed_night_takes_over_what_has_the_same_key(tmp_path: Path) -> Non
     again.ledger.read([again.ledger.path])
 
     for key in again.ledger.recorded.keys:
-        again.ledger.take_over(key)
+        again.ledger.take_over(key.__eq__)
     again.run(night(timed(DRAFTING, EAGLE, checks=())))
 
     assert again.arms.groups == [["eagle3", "none*"]]
