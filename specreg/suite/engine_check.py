@@ -26,6 +26,7 @@ from specreg.core.timeline import Phase, Timeline
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import GATE_METRICS, METRICS
+from specreg.report.document import FILE_NAME, load_report
 from specreg.report.tables import label_of
 from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import LEDGER
@@ -362,6 +363,22 @@ def check_engine(
     except Exception as error:  # noqa: BLE001 - a comparison on top must lose no verdict
         return None, [f"{subject}: couldn't be measured side by side: {error}"]
     return answer, [f"{subject}, side by side: {_folder_of(check, context) / 'report.html'}"]
+
+
+def recorded_answer(run: RunResult) -> EngineAnswer | None:
+    """Return what the comparison at the end of a recorded run says; None without one.
+
+    Raises:
+        ReportError: The report of the comparison can't be read.
+    """
+    for check in possible_checks(run):
+        path = _folder_of(check, run.context) / FILE_NAME
+        if not os.path.lexists(path):
+            continue
+        report = load_report(path)
+        if tuple(arm.text for arm in report.arms) == check.change.sides:
+            return _answer_of(run, check, report.run.verdicts)
+    return None
 
 
 def _expected_s(check: EngineCheck, context: RunContext) -> float:

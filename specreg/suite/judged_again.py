@@ -49,9 +49,11 @@ def judge_again(
         tier=dataclasses.replace(context.tier, cases=tolerant_cases),
         nights_left_out=nights_left_out | later_nights,
     )
-    return merge_shards(
+    run, remarks = merge_shards(
         context,
         [recorded],
         missing_is_invalid=True,
         known=dict(zip(keys, tolerant_cases, strict=True)),
     )
+    run.recall_engines()
+    return run, remarks

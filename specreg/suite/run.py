@@ -18,7 +18,7 @@ from specreg.runs.plan import is_tried, next_step
 from specreg.runs.verdicts import Asked, LedgerJudge
 from specreg.servers.handle import ServerHandle
 from specreg.suite.context import RunContext
-from specreg.suite.engine_check import EngineAnswer, Measure, check_engine
+from specreg.suite.engine_check import EngineAnswer, Measure, check_engine, recorded_answer
 from specreg.suite.merged_shards import MergedShards
 from specreg.suite.result import RunResult
 from specreg.suite.selection import Selection
@@ -212,6 +212,14 @@ class Run:
         """
         self._engine, lines = check_engine(self.result(), self.judge.timeline, self.stop, measure)
         self.lines += lines
+
+    def recall_engines(self) -> None:
+        """Judge by the comparison of two versions of an engine that ended this run, if one did.
+
+        Raises:
+            ReportError: The report of the comparison can't be read.
+        """
+        self._engine = recorded_answer(self.result())
 
     def end(self) -> None:
         """Measure nothing more, so that the speeds are judged by what was measured."""

@@ -12,14 +12,16 @@ from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
+from specreg.report.document import FILE_NAME, ArmReport, record_document
 from specreg.runs.ledger import Recorded
 from specreg.suite.context import RunContext
-from specreg.suite.engine_check import EngineCheck, Measure, possible_checks
+from specreg.suite.engine_check import FOLDER, EngineCheck, Measure, possible_checks
 from specreg.suite.run import Run
 from specreg.verdicts.history import RunRecord, record_history, settings_sha256
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders import runs
+from tests.unit.builders.reports import with_verdicts
 from tests.unit.builders.runs import LENGTH, SPEED
 
 LATENCY = "ttft_p50_ms"
@@ -352,3 +354,33 @@ def test_a_case_that_was_recorded_with_a_third_version_is_not_told(tmp_path: Pat
     check_engine(run, Gate((SPEED.name, Outcome.REGRESSED)))
 
     assert [verdict.outcome for verdict in run.verdicts] == [Outcome.REGRESSED, Outcome.INVALID]
+
+
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [
+        pytest.param("vllm==0.32.0", "ENGINE_SLOWER", id="the same versions"),
+        pytest.param("vllm==0.31.0", "MACHINE_MOVED", id="another version"),
+        pytest.param("", "MACHINE_MOVED", id="no gate"),
+    ],
+)
+def test_a_run_that_is_judged_again_is_judged_by_its_gate_too(
+    tmp_path: Path, before: str, code: str
+) -> None:
+    run = moved_run(runs.context(tmp_path), doubtful())
+    if before:
+        slower = Verdict(
+            case_id=builders.CASE.id,
+            metric=SPEED.name,
+            outcome=Outcome.REGRESSED,
+            comparison=Comparison(change_frac=-0.24, tolerance_frac=0.1),
+        )
+        arms = (ArmReport(name="A", text=before), ArmReport(name="B", text="vllm==0.33.0"))
+        report = msgspec.structs.replace(with_verdicts(slower), arms=arms)
+        path = run.context.run_folder / FOLDER / builders.CASE.id / FILE_NAME
+        record_document(path, report)
+
+    run.recall_engines()
+
+    (verdict,) = run.verdicts
+    assert verdict.has_code(code)
