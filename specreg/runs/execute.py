@@ -57,10 +57,10 @@ class Settings:
     """How the cases of a night are measured.
 
     Attributes:
-        key_of: Returns the key of a case on a launch with a number, from 1.
-        enough_of: Returns the rule that stops or extends the measurement of a case on a launch;
+        key_of: returns the key of a case on a launch with a number, from 1.
+        enough_of: returns the rule that stops or extends the measurement of a case on a launch;
             None if the acceptance does neither.
-        least_s_of: Returns how long the servers of a case must be under load at least, in seconds.
+        least_s_of: returns how long the servers of a case must be under load at least, in seconds.
     """
 
     key_of: Callable[[Case, int], Key]
@@ -122,15 +122,15 @@ class NightExecutor(Executor[Step]):
     """Executes the steps of a night on this machine.
 
     Attributes:
-        run_folder: The folder of the run, which gets the record of the devices' power.
-        provision: Where the engines come from.
-        settings: How the cases are measured.
-        timeline: Records how long each phase takes.
-        on_begin: Called with the name of a case on a launch before it is measured or checked.
-        count: Returns recorders of requests that also count them, given the number of requests in
+        run_folder: the folder of the run, which gets the record of the devices' power.
+        provision: where the engines come from.
+        settings: how the cases are measured.
+        timeline: records how long each phase takes.
+        on_begin: called with the name of a case on a launch before it is measured or checked.
+        count: returns recorders of requests that also count them, given the number of requests in
             flight.
-        checks: The correctness checks, by name.
-        _control_answers: The answers of controls, which several checks need.
+        checks: the correctness checks, by name.
+        _control_answers: the answers of controls, which several checks need.
     """
 
     run_folder: Path
@@ -146,8 +146,8 @@ class NightExecutor(Executor[Step]):
         """Execute a step, and yield each entry of the ledger once it is known.
 
         Raises:
-            MemoryHeldError: The memory of a GPU isn't free, so nothing more can be measured there.
-            SpecregError: A server of an earlier step can't be stopped, or the ledger can't be
+            MemoryHeldError: the memory of a GPU isn't free, so nothing more can be measured there.
+            SpecregError: a server of an earlier step can't be stopped, or the ledger can't be
                 written.
         """
         launch = step.launches[0]
@@ -174,7 +174,7 @@ class NightExecutor(Executor[Step]):
             The measurements, and a failure for each case whose server didn't start beside others.
 
         Raises:
-            SpecregError: The first case can't be measured.
+            SpecregError: the first case can't be measured.
         """
         began_s = self.clock_s()
         launch = step.launches[0]
@@ -235,7 +235,7 @@ class NightExecutor(Executor[Step]):
         later.
 
         Raises:
-            SpecregError: The server of the first case or its control didn't start.
+            SpecregError: the server of the first case or its control didn't start.
         """
         first, *others = launches
         needed = dict.fromkeys((first.server, first.control))
@@ -255,8 +255,8 @@ class NightExecutor(Executor[Step]):
         """Measure cases side by side on servers that are ready, and record them in the ledger.
 
         Args:
-            goals: The cases.
-            first: The first of them on its launch, which has the control of all.
+            goals: the cases.
+            first: the first of them on its launch, which has the control of all.
 
         Returns:
             The measurement of each case, with its speedup if it has one.
@@ -304,10 +304,10 @@ class NightExecutor(Executor[Step]):
         """Record in the ledger that measurements ended, and return them with their speedups.
 
         Args:
-            arms: The arm of each case.
-            measurements: The measurements of the cases, and then that of the control unless it is
+            arms: the arm of each case.
+            measurements: the measurements of the cases, and then that of the control unless it is
                 one of them.
-            control_index: The index of the control's measurement; None without a control.
+            control_index: the index of the control's measurement; None without a control.
         """
         ended = []
         for index, arm in enumerate(arms):
@@ -346,9 +346,9 @@ class NightExecutor(Executor[Step]):
         """Return the plan of a measurement, with the functions that record and show its progress.
 
         Args:
-            goal: The first case.
-            arm: Its arm.
-            watching: Samples the power of the servers' devices; None if power isn't measured.
+            goal: the first case.
+            arm: its arm.
+            watching: samples the power of the servers' devices; None if power isn't measured.
         """
         case = goal.case
         # Acceptance may be decided after a part of the prompts, but a speed needs all prompts.
@@ -366,7 +366,7 @@ class NightExecutor(Executor[Step]):
         """Show a line of progress, and stop if a signal came.
 
         Raises:
-            KeyboardInterrupt: A signal came.
+            KeyboardInterrupt: a signal came.
         """
         # An interrupt is lost if it is raised in a finalizer, so signals are looked for here too. A
         # line is shown at least once a round.
@@ -391,8 +391,8 @@ class NightExecutor(Executor[Step]):
         """Make the correctness check of a step.
 
         Raises:
-            ServerDiedError: An answer is missing because a server died.
-            SpecregError: A server didn't start, or an answer is invalid.
+            ServerDiedError: an answer is missing because a server died.
+            SpecregError: a server didn't start, or an answer is invalid.
         """
         launch = step.launches[0]
         case = launch.case
@@ -442,7 +442,7 @@ class NightExecutor(Executor[Step]):
         """Start the servers of a case that aren't ready, and wait until they are.
 
         Raises:
-            SpecregError: One of them didn't start.
+            SpecregError: one of them didn't start.
         """
         launches = [launch.server]
         if with_control and launch.case.control is not None:
@@ -453,12 +453,12 @@ class NightExecutor(Executor[Step]):
         """Start servers that aren't ready, and wait until they are.
 
         Args:
-            needed: The server of a case, and its control.
-            further: Servers of cases that are measured beside it. If one of these fails, no error
+            needed: the server of a case, and its control.
+            further: servers of cases that are measured beside it. If one of these fails, no error
                 is raised here.
 
         Raises:
-            SpecregError: One of the servers that are needed didn't start.
+            SpecregError: one of the servers that are needed didn't start.
         """
         to_start = [launch for launch in needed if not self.servers.handle(launch).is_ready]
         more_to_start = [launch for launch in further if not self.servers.handle(launch).is_ready]

@@ -27,9 +27,9 @@ class CaseLaunch:
     """A case on one launch of its servers.
 
     Attributes:
-        case: The case.
-        server: The launch of its server.
-        control: The launch of its control; the same as `server` if the case has no control.
+        case: the case.
+        server: the launch of its server.
+        control: the launch of its control; the same as `server` if the case has no control.
     """
 
     case: Case
@@ -58,13 +58,13 @@ class CaseGoal:
     """What a run wants to know of a case.
 
     Attributes:
-        case: The case.
-        metrics: The metrics of which a verdict may be asked.
-        is_measured: Whether it is measured. A case may be checked only.
-        speed: Whether its speed is measured, beside that of its control.
-        power: Whether the power that it draws is measured too.
-        needs_all_prompts: Whether no early look at the acceptance may end the measurement.
-        checks: The names of its correctness checks, which are made on the first launch.
+        case: the case.
+        metrics: the metrics of which a verdict may be asked.
+        is_measured: whether it is measured. A case may be checked only.
+        speed: whether its speed is measured, beside that of its control.
+        power: whether the power that it draws is measured too.
+        needs_all_prompts: whether no early look at the acceptance may end the measurement.
+        checks: the names of its correctness checks, which are made on the first launch.
     """
 
     case: Case
@@ -103,9 +103,9 @@ class Further:
     """The launches beyond the planned ones that a run may take for its speeds.
 
     Attributes:
-        wanted: Returns the cases that want another launch.
-        within_s: The time for all of them together, which the servers share; None without a limit.
-        last_number: The number of the last launch.
+        wanted: returns the cases that want another launch.
+        within_s: the time for all of them together, which the servers share; None without a limit.
+        last_number: the number of the last launch.
     """
 
     wanted: Wanted
@@ -118,15 +118,15 @@ class Night:
     """A run that measures cases on planned launches of their servers.
 
     Attributes:
-        stages: The planned launches, in order.
-        launches: The number of planned launches of each server.
-        attempts: How often a case is tried if its server dies; 1 for a server of others.
-        side_by_side: Whether cases that differ only in their speculation are measured together.
-        unconfirmed: Returns the cases of a stage that want a further launch at its end.
-        further: The launches that follow the last stage; None for none.
-        only: A case whose server alone is launched, by a process that measures a part of the run;
+        stages: the planned launches, in order.
+        launches: the number of planned launches of each server.
+        attempts: how often a case is tried if its server dies; 1 for a server of others.
+        side_by_side: whether cases that differ only in their speculation are measured together.
+        unconfirmed: returns the cases of a stage that want a further launch at its end.
+        further: the launches that follow the last stage; None for none.
+        only: a case whose server alone is launched, by a process that measures a part of the run;
             None for all servers.
-        last_stage: The stage after which the night pauses; None for the last of all.
+        last_stage: the stage after which the night pauses; None for the last of all.
     """
 
     stages: tuple[Stage, ...]

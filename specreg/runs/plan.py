@@ -19,13 +19,13 @@ class Step:
     """What a run does next: measure cases side by side, or check one.
 
     Attributes:
-        number: The number of the launch of all servers, from 1.
-        goals: The cases. The first one must be measured; each of the others only if its server fits
+        number: the number of the launch of all servers, from 1.
+        goals: the cases. The first one must be measured; each of the others only if its server fits
             into memory beside those before it, and starts.
-        check: The name of the check of the only case; empty to measure.
-        keeps: The launches whose servers go on running, if they do, because later steps need them.
+        check: the name of the check of the only case; empty to measure.
+        keeps: the launches whose servers go on running, if they do, because later steps need them.
             The servers of all launches that are neither here nor in the step itself are stopped.
-        is_further: Whether the launch is beyond the planned ones.
+        is_further: whether the launch is beyond the planned ones.
     """
 
     number: int
@@ -96,8 +96,8 @@ def is_tried(failures: Sequence[FailedLaunch], attempts: int) -> bool:
     """Return whether what failed so far, if it did, is tried again.
 
     Args:
-        failures: How it failed.
-        attempts: How often it is tried at most if its server dies.
+        failures: how it failed.
+        attempts: how often it is tried at most if its server dies.
     """
     # What failed beside other cases is tried again alone.
     alone = [failure for failure in failures if not failure.is_beside_others]

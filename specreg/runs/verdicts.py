@@ -44,20 +44,20 @@ class LedgerJudge:
     kept.
 
     Attributes:
-        ledger: What was measured and checked.
-        goals: What the night wants to know of its cases, in the order of the run.
-        launches: The number of planned launches of each server.
-        references: What the night is compared with.
-        is_recording: Whether baselines are recorded, and nothing is judged.
-        is_part: Whether this process measures a part of a run, so that it can't judge speeds.
-        attempts: How often a case is tried if its server dies.
-        timeline: Records how long judging takes.
-        asked: The cases and launches of which verdicts are asked. A test may also measure a case,
+        ledger: what was measured and checked.
+        goals: what the night wants to know of its cases, in the order of the run.
+        launches: the number of planned launches of each server.
+        references: what the night is compared with.
+        is_recording: whether baselines are recorded, and nothing is judged.
+        is_part: whether this process measures a part of a run, so that it can't judge speeds.
+        attempts: how often a case is tried if its server dies.
+        timeline: records how long judging takes.
+        asked: the cases and launches of which verdicts are asked. A test may also measure a case,
             and judge by itself.
-        _goals: The goals, by case id.
-        _on_launch: The verdicts on acceptance on planned launches.
-        _speed_judge: Has gone through the nights before, for the speeds that can be compared.
-        _speeds: The verdicts on speeds, with the number of launches and of what was asked then.
+        _goals: the goals, by case id.
+        _on_launch: the verdicts on acceptance on planned launches.
+        _speed_judge: has gone through the nights before, for the speeds that can be compared.
+        _speeds: the verdicts on speeds, with the number of launches and of what was asked then.
     """
 
     ledger: Ledger
@@ -90,8 +90,8 @@ class LedgerJudge:
         """Return the verdicts so far that are asked for, in the order of the run.
 
         Args:
-            is_over: Whether nothing more is measured, so that speeds can be judged.
-            case_id: The id of the only case that is wanted; empty for all.
+            is_over: whether nothing more is measured, so that speeds can be judged.
+            case_id: the id of the only case that is wanted; empty for all.
         """
         verdicts = {}
         for asked in self._all_asked():
@@ -313,7 +313,7 @@ def _bug(asked: Asked, launch: MeasuredLaunch, error: Exception) -> Verdict:
     on the other metrics and cases must not be lost with it.
 
     Raises:
-        Exception: The error, if this process measured the launch.
+        Exception: the error, if this process measured the launch.
     """
     if launch.read_from is None:
         raise error

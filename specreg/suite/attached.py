@@ -42,7 +42,7 @@ def addresses_of(
     From now on, the token is hidden in everything that is written.
 
     Raises:
-        AttachError: An address is malformed, its certificates or its token can't be read, or an
+        AttachError: an address is malformed, its certificates or its token can't be read, or an
             option needs another one.
     """
     if options.attach is None:
@@ -80,11 +80,11 @@ def environment_at(name: str | None, baselines: Path) -> Environment:
     """Return the environment of attached servers, as the baselines of that name have it.
 
     Args:
-        name: The name that the user has given; None if the machine isn't known.
-        baselines: The folder of the baselines.
+        name: the name that the user has given; None if the machine isn't known.
+        baselines: the folder of the baselines.
 
     Raises:
-        UnknownNameError: There are no baselines of that environment.
+        UnknownNameError: there are no baselines of that environment.
         AttachError: None of them can be read.
     """
     if name is None:
@@ -102,7 +102,7 @@ def _check_not_attached(options: Options) -> None:
     """Check that no option is about an attached server, because there is none.
 
     Raises:
-        AttachError: One is.
+        AttachError: one is.
     """
     for name in ("control_url", "metrics_url", "url_token_env", "url_ca_file", "url_environment"):
         if getattr(options, name) is not None:
@@ -115,7 +115,7 @@ def _check_token(token: str) -> None:
     Somebody may give the token itself in place of the name.
 
     Raises:
-        AttachError: The variable isn't set, or its value can't be in a header of HTTP.
+        AttachError: the variable isn't set, or its value can't be in a header of HTTP.
     """
     if not token:
         raise AttachError(
@@ -133,7 +133,7 @@ def _checked_server(flag: str, text: str) -> str:
     """Return the URL of a server, without the end that belongs to the API of OpenAI.
 
     Raises:
-        AttachError: It isn't the URL of a server, or has a user, a password or a query.
+        AttachError: it isn't the URL of a server, or has a user, a password or a query.
     """
     url = text.strip(" ")
     problem = _url_problem(url)
@@ -223,7 +223,7 @@ def _is_host(name: str, *, is_address: bool) -> bool:
     """Return whether a host can have this name, or whether it is a valid address.
 
     Args:
-        name: The name or the address.
+        name: the name or the address.
         is_address: True if only an address is valid.
     """
     try:

@@ -45,7 +45,7 @@ def _check_options(options: Options) -> None:
     """Check that the options can be combined, and that their numbers are in range.
 
     Raises:
-        SpecregError: Two options contradict each other, or a number is out of its range.
+        SpecregError: two options contradict each other, or a number is out of its range.
     """
     # Options that contradict one another.
     conflicting = [
@@ -87,12 +87,12 @@ def load_cases(root: Path, options: Options, name: str) -> Tier:
     """Load a tier, and apply the options that change its cases.
 
     Args:
-        root: The root of the repository.
-        options: The options of the run.
-        name: The name of the tier.
+        root: the root of the repository.
+        options: the options of the run.
+        name: the name of the tier.
 
     Raises:
-        SpecregError: The tier can't be read, or an option doesn't fit it.
+        SpecregError: the tier can't be read, or an option doesn't fit it.
     """
     tier = load_tier(root / options.matrix, name)
     engines = {case.server.engine for case in tier.cases}
@@ -119,8 +119,8 @@ def _with_shared_runner(case: Case, version: str | None) -> Case:
     between the runners.
 
     Args:
-        case: The case, which runs on a GPU.
-        version: The version of the engine that the user has chosen; None for the default.
+        case: the case, which runs on a GPU.
+        version: the version of the engine that the user has chosen; None for the default.
     """
     server = case.server
     # If the case's table names a runner, the control has the same one already.
@@ -142,14 +142,14 @@ def open_context(
     """Return the context of a run, and check that its options make sense.
 
     Args:
-        root: The root of the repository.
-        options: The options that the user gave.
-        progress: Shows the progress.
-        worker_folder: The folder of a worker, which measures a part of the run; None for a process
+        root: the root of the repository.
+        options: the options that the user gave.
+        progress: shows the progress.
+        worker_folder: the folder of a worker, which measures a part of the run; None for a process
             that measures the whole run.
 
     Raises:
-        SpecregError: An option, the tier or the machine doesn't fit; the message names it.
+        SpecregError: an option, the tier or the machine doesn't fit; the message names it.
     """
     # The tier and the machine.
     _check_options(options)
@@ -205,7 +205,7 @@ def _check_baselines_writable(folder: Path) -> None:
     """Check that baselines can be written to a folder, because measuring them takes long.
 
     Raises:
-        SpecregError: They can't be written there.
+        SpecregError: they can't be written there.
     """
     try:
         check_can_write(folder)
@@ -219,7 +219,7 @@ def _run_folder(runs: Path, options: Options, clock: RunClock) -> Path:
     """Return the folder of the run that is resumed, or of a new run, which isn't made yet.
 
     Raises:
-        SpecregError: No run can be resumed, or the user chose a shard that doesn't exist.
+        SpecregError: no run can be resumed, or the user chose a shard that doesn't exist.
     """
     shard_suffix = ""
     if options.part is not None:
@@ -270,7 +270,7 @@ def check_cases(context: RunContext, cases: Collection[Case]) -> None:
     the others. A worker prints nothing, and neither does a run that measures an attached server.
 
     Raises:
-        SpecregError: A case can't be measured.
+        SpecregError: a case can't be measured.
     """
     gpus = gpus_of(context.options)
     check_usable(gpus, context.options, needs_gpus=context.tier.needs_gpus > 0)

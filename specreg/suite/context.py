@@ -30,9 +30,9 @@ class RunClock:
     """The time of day during a run, which stays right if somebody sets the machine's clock.
 
     Attributes:
-        began_at: When the run began, in UTC.
-        began_ns: The same moment on the monotonic clock.
-        monotonic_ns: The monotonic clock.
+        began_at: when the run began, in UTC.
+        began_ns: the same moment on the monotonic clock.
+        monotonic_ns: the monotonic clock.
     """
 
     began_at: dt.datetime
@@ -59,22 +59,22 @@ class RunContext:
     """What is fixed for a run: its machine, its tier, its options and its folders.
 
     Attributes:
-        name: The name of the run in the history and in documents.
-        root: The root of the repository.
-        tier: The cases that the run may measure.
-        environment: The kind of machine, whose name is the folder of its baselines.
-        options: The options that the user gave.
-        run_folder: The folder of the run's ledger, logs and reports.
-        provision: Where the engines come from.
-        store: The baselines that apply to this machine.
-        clock: The time of day.
-        commit: The commit of the repository when the run was measured; empty without one.
+        name: the name of the run in the history and in documents.
+        root: the root of the repository.
+        tier: the cases that the run may measure.
+        environment: the kind of machine, whose name is the folder of its baselines.
+        options: the options that the user gave.
+        run_folder: the folder of the run's ledger, logs and reports.
+        provision: where the engines come from.
+        store: the baselines that apply to this machine.
+        clock: the time of day.
+        commit: the commit of the repository when the run was measured; empty without one.
         is_worker: True if this process is a worker of pytest-xdist, which measures a part of the
             run.
-        nights_left_out: The names of earlier runs that aren't judged with.
-        processor_load: The load of this machine when the run began; None if the run was merged from
+        nights_left_out: the names of earlier runs that aren't judged with.
+        processor_load: the load of this machine when the run began; None if the run was merged from
             shards, which may come from other machines.
-        machine: The identity of this machine among those of its kind; empty if unknown.
+        machine: the identity of this machine among those of its kind; empty if unknown.
     """
 
     name: str
@@ -169,7 +169,7 @@ class RunContext:
         """Return the settings that two measurements of a case must share to be compared.
 
         Raises:
-            SpecregError: The models or the prompts of the case can't be read.
+            SpecregError: the models or the prompts of the case can't be read.
         """
         return load_settings(self.root, case)
 
@@ -177,8 +177,8 @@ class RunContext:
         """Return the baselines of a case, of this machine and of others.
 
         Raises:
-            BaselineError: A baseline can't be read.
-            SpecregError: The models or the prompts of the case can't be read.
+            BaselineError: a baseline can't be read.
+            SpecregError: the models or the prompts of the case can't be read.
         """
         return self.store.look_up(case, self.settings(case))
 
@@ -189,7 +189,7 @@ class RunContext:
             None if there is no such baseline, or if it can't be read.
 
         Raises:
-            SpecregError: The models or the prompts of the case can't be read.
+            SpecregError: the models or the prompts of the case can't be read.
         """
         try:
             known = self.baselines_of(case)
@@ -206,10 +206,10 @@ def store_of(
     """Return the baselines of a machine, in the folder that the options name.
 
     Args:
-        options: The options that the user gave.
-        root: The root of the repository.
-        environment: The environment of the machine.
-        tier_name: The tier that a command has to name; None for the machine's default.
+        options: the options that the user gave.
+        root: the root of the repository.
+        environment: the environment of the machine.
+        tier_name: the tier that a command has to name; None for the machine's default.
     """
     return BaselineStore(
         folder=root / options.baselines,
@@ -228,13 +228,13 @@ def provision_of(
     """Return where the engines of a run come from.
 
     Args:
-        options: The options that the user gave.
+        options: the options that the user gave.
         on_gpu: True if the engines run on GPUs.
-        show: Shows a line of progress, which may be switched off.
-        tell: Prints a line that is always shown.
+        show: shows a line of progress, which may be switched off.
+        tell: prints a line that is always shown.
 
     Raises:
-        AttachError: As in `addresses_of`.
+        AttachError: as in `addresses_of`.
     """
     attached, attached_control = addresses_of(options)
     return Provision(

@@ -30,8 +30,8 @@ def run_verdict(result: RunResult, status: int, *, cut_short: bool) -> RunVerdic
     """Return the verdict of the whole run, which other programs read.
 
     Args:
-        result: The result of the run.
-        status: The exit status of the run.
+        result: the result of the run.
+        status: the exit status of the run.
         cut_short: True if the run ended before all selected tests were judged, or still goes on.
     """
     context = result.context
@@ -61,10 +61,10 @@ def report_of(
     """Return the report of a run.
 
     Args:
-        result: The result of the run.
-        run: The verdict of the whole run.
-        command: The command that the user typed.
-        remarks: Remarks for the reader.
+        result: the result of the run.
+        run: the verdict of the whole run.
+        command: the command that the user typed.
+        remarks: remarks for the reader.
     """
     context = result.context
     options = context.store.options
@@ -90,9 +90,9 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     """Return the part of the report about a case.
 
     Args:
-        result: The result of the run.
-        case: The case.
-        records: The runs of the case in the history, of which the report shows the last ones.
+        result: the result of the run.
+        case: the case.
+        records: the runs of the case in the history, of which the report shows the last ones.
     """
     context = result.context
     measurements = [

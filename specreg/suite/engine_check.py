@@ -62,9 +62,9 @@ class EngineChange:
     """An engine whose version has changed.
 
     Attributes:
-        engine: The name of the engine.
-        before: The version of the last good night, or else the version of the baseline.
-        tonight: The version that the run measured.
+        engine: the name of the engine.
+        before: the version of the last good night, or else the version of the baseline.
+        tonight: the version that the run measured.
     """
 
     engine: str
@@ -85,10 +85,10 @@ class EngineCheck:
     """A comparison of two versions of an engine on one case.
 
     Attributes:
-        case: The case on which both versions are measured.
-        change: The two versions.
-        tolerances: The tolerance of each metric that is compared, 0..1, by its name.
-        launch_s: How long the first launch of the case's server took in the run, with all cases on
+        case: the case on which both versions are measured.
+        change: the two versions.
+        tolerances: the tolerance of each metric that is compared, 0..1, by its name.
+        launch_s: how long the first launch of the case's server took in the run, with all cases on
             that server, in seconds; 0 if unknown.
     """
 
@@ -175,9 +175,9 @@ def _change_of(run: RunResult, case: Case, metrics: Iterable[str]) -> EngineChan
     """Return how the engine of a case changed; None if it didn't, or if that can't be measured.
 
     Args:
-        run: The run.
-        case: The case.
-        metrics: The names of the metrics by which a night is called good.
+        run: the run.
+        case: the case.
+        metrics: the names of the metrics by which a night is called good.
     """
     if engine_named(case.server.engine).program is not None:
         # The engine is a program on PATH, of which there is only one version.
@@ -240,9 +240,9 @@ class EngineAnswer:
     """What the comparison of two versions of an engine says about the losses of a run.
 
     Attributes:
-        check: What was compared.
-        case_ids: The ids of the cases whose engine changed between the same two versions.
-        by_metric: The verdict of the gate on each compared metric, by the metric's name.
+        check: what was compared.
+        case_ids: the ids of the cases whose engine changed between the same two versions.
+        by_metric: the verdict of the gate on each compared metric, by the metric's name.
     """
 
     check: EngineCheck
@@ -328,10 +328,10 @@ def check_engine(
     are.
 
     Args:
-        run: The run.
-        timeline: Records how long it takes.
-        stop_servers: Stops the servers of the run.
-        measure: Measures both versions; None to measure them with a gate.
+        run: the run.
+        timeline: records how long it takes.
+        stop_servers: stops the servers of the run.
+        measure: measures both versions; None to measure them with a gate.
 
     Returns:
         What the comparison says, or None without one; and lines for the summary: what was compared,
@@ -369,7 +369,7 @@ def recorded_answer(run: RunResult) -> EngineAnswer | None:
     """Return what the comparison at the end of a recorded run says; None without one.
 
     Raises:
-        ReportError: The report of the comparison can't be read.
+        ReportError: the report of the comparison can't be read.
     """
     for check in possible_checks(run):
         path = _folder_of(check, run.context) / FILE_NAME
@@ -406,8 +406,8 @@ def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, .
     If the launches or the time of the gate are used up before, some metrics stay undecided.
 
     Raises:
-        SpecregError: A version can't be installed, or can't be measured.
-        OSError: The answers can't be saved.
+        SpecregError: a version can't be installed, or can't be measured.
+        OSError: the answers can't be saved.
     """
     options = _gate_options(check, context)
 

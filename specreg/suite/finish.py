@@ -32,10 +32,10 @@ def record_run(
     of the report can't be written, the forms after it are left out. The verdicts always stand.
 
     Args:
-        result: The result of the run.
-        run: The verdict of the whole run.
-        command: The command that the user typed.
-        remarks: Further remarks for a reader of the report.
+        result: the result of the run.
+        run: the verdict of the whole run.
+        command: the command that the user typed.
+        remarks: further remarks for a reader of the report.
 
     Returns:
         The report, or None if it can't be made, and lines for the summary that it doesn't have:
@@ -94,7 +94,7 @@ def add_to_history(result: RunResult) -> None:
     the user wants no history. A run that records is added when its baselines are written.
 
     Raises:
-        SpecregError: The history can't be written, or a case's models or prompts can't be read.
+        SpecregError: the history can't be written, or a case's models or prompts can't be read.
     """
     context = result.context
     if context.is_recording or context.provision.attached is not None or context.is_part:
@@ -134,12 +134,12 @@ def render_end(
     """Render the summary of a run: the answer, verdicts, figures, remarks, and the next command.
 
     Args:
-        result: The result of the run.
-        report: The report of the run; None if it has no verdicts and wasn't meant to judge, or if
+        result: the result of the run.
+        report: the report of the run; None if it has no verdicts and wasn't meant to judge, or if
             the report can't be made.
-        lines: Extra lines, which are shown below the table of verdicts.
+        lines: extra lines, which are shown below the table of verdicts.
         shows_failures: True if the failed verdicts are explained above the summary already.
-        screen: Where the summary is shown.
+        screen: where the summary is shown.
     """
     context = result.context
     resumed = [

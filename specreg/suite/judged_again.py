@@ -21,17 +21,17 @@ def judge_again(
     """Judge the measurements of a run, whose folder stays as it is.
 
     Args:
-        root: The root of the repository, whose tiers and baselines are used.
-        options: Where they are, and how to judge.
-        folder: The folder of the run.
-        tolerances_frac: The tolerances that replace those of the cases, by the metric's name.
-        nights_left_out: The names of earlier runs that aren't judged with.
+        root: the root of the repository, whose tiers and baselines are used.
+        options: where they are, and how to judge.
+        folder: the folder of the run.
+        tolerances_frac: the tolerances that replace those of the cases, by the metric's name.
+        nights_left_out: the names of earlier runs that aren't judged with.
 
     Returns:
         The run, and remarks on it.
 
     Raises:
-        SpecregError: The run can't be read, or its cases have other settings here than they had.
+        SpecregError: the run can't be read, or its cases have other settings here than they had.
     """
     recorded = load_shard(folder)
     plan = recorded.plan

@@ -24,9 +24,9 @@ class LivePage:
     page at the end depend on it.
 
     Attributes:
-        progress: Knows the number of the current case.
-        clock: Returns the monotonic time in nanoseconds.
-        _due_ns: When the page may be rendered again.
+        progress: knows the number of the current case.
+        clock: returns the monotonic time in nanoseconds.
+        _due_ns: when the page may be rendered again.
     """
 
     progress: RunProgress
@@ -37,7 +37,7 @@ class LivePage:
         """Write the page if it is due and the run has a verdict.
 
         Args:
-            get_result: Returns the result of the run so far.
+            get_result: returns the result of the run so far.
         """
         began_ns = self.clock()
         if began_ns < self._due_ns:

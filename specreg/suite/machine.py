@@ -26,13 +26,13 @@ def check_usable(gpus: Gpus, options: Options, *, needs_gpus: bool) -> None:
     Without this check, a machine with a broken driver would silently run the CPU's tier.
 
     Args:
-        gpus: The GPUs of the machine.
-        options: The options of the run. If they name a tier that needs no GPU, or a server to
+        gpus: the GPUs of the machine.
+        options: the options of the run. If they name a tier that needs no GPU, or a server to
             attach to, the GPUs don't matter.
         needs_gpus: True if the tier needs GPUs.
 
     Raises:
-        SensorError: The driver doesn't work, or no GPU can be used.
+        SensorError: the driver doesn't work, or no GPU can be used.
     """
     if not gpus.is_unusable or options.attach is not None:
         return

@@ -66,18 +66,18 @@ def merge_shards(
     """Judge the measurements of shards as if one process had made them, and copy their files.
 
     Args:
-        context: The merged run, whose folder gets the files.
-        shards: The shards.
+        context: the merged run, whose folder gets the files.
+        shards: the shards.
         missing_is_invalid: True if a case that no shard measured is INVALID; False to leave it out.
         are_workers: True if the shards are workers of this run, on this machine.
-        known: The cases that are judged, by the `Case.key` with which they were measured; None for
+        known: the cases that are judged, by the `Case.key` with which they were measured; None for
             those of the tier.
 
     Returns:
         The run, and remarks on its shards.
 
     Raises:
-        SpecregError: A ledger can't be read, or the files of a shard can't be copied.
+        SpecregError: a ledger can't be read, or the files of a shard can't be copied.
     """
     # Read the ledgers.
     known = known or {case.key: case for case in context.tier.cases}
@@ -149,14 +149,14 @@ def merge_workers(
     """Judge the measurements of a run's workers, and move their files to the folder of the run.
 
     Args:
-        context: The run.
-        missing_is_invalid: As in `merge_shards`.
+        context: the run.
+        missing_is_invalid: as in `merge_shards`.
 
     Returns:
         As in `merge_shards`; None if no worker began.
 
     Raises:
-        SpecregError: A file of a worker can't be read.
+        SpecregError: a file of a worker can't be read.
     """
     folder = context.run_folder / WORKERS_FOLDER
     shards = [load_shard(path) for path in sorted(folder.glob("*")) if has_plan(path)]
@@ -179,7 +179,7 @@ def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
     merged is added to the name.
 
     Raises:
-        SpecregError: A file can't be copied.
+        SpecregError: a file can't be copied.
     """
     logs = [
         (position, shard.folder, name)
@@ -211,7 +211,7 @@ def _check_equal(shards: Sequence[ShardRun]) -> None:
     """Check that shards are parts of the same run.
 
     Raises:
-        SpecregError: Their plans differ; the message names the difference.
+        SpecregError: their plans differ; the message names the difference.
     """
     for name in _EQUAL:
         values = [getattr(shard.plan, name) for shard in shards]
@@ -238,14 +238,14 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
     """Return the context of a merged run, and check that the shards can be merged here.
 
     Args:
-        root: The root of this machine's repository, whose tiers and baselines are used.
-        options: The options of this machine, which decide how to judge and whether to record. The
+        root: the root of this machine's repository, whose tiers and baselines are used.
+        options: the options of this machine, which decide how to judge and whether to record. The
             options that decide what was measured are taken from the shards' plans.
-        shards: The shards of the run.
-        into: The folder of the merged run.
+        shards: the shards of the run.
+        into: the folder of the merged run.
 
     Raises:
-        SpecregError: The shards are of different runs, or `into` is one of them or can't be
+        SpecregError: the shards are of different runs, or `into` is one of them or can't be
             emptied; or the repository is at another commit, or has other cases, metrics or checks;
             or the shards recorded baselines and this machine's options don't, or the reverse.
     """
@@ -275,10 +275,10 @@ def context_of(plan: RunPlan, root: Path, options: Options, folder: Path) -> Run
     """Return the context of a run that was measured, with its tier as it was measured.
 
     Args:
-        plan: The plan of the run.
-        root: The root of the repository, whose tiers and baselines are used.
-        options: The options of now. Those that decide what was measured are taken from the plan.
-        folder: The folder of the run.
+        plan: the plan of the run.
+        root: the root of the repository, whose tiers and baselines are used.
+        options: the options of now. Those that decide what was measured are taken from the plan.
+        folder: the folder of the run.
     """
     options = dataclasses.replace(
         options,
@@ -314,7 +314,7 @@ def _check_repository(name: str, shards_value: str, root_value: str, root: Path)
     """Check that a field of the shards' plans has the value of this repository.
 
     Raises:
-        SpecregError: It has another value.
+        SpecregError: it has another value.
     """
     if shards_value != root_value:
         differs = f"{name} differs: the shards have '{shards_value}', '{root}' has '{root_value}'"
@@ -325,7 +325,7 @@ def _check_recording(plan: RunPlan, options: Options) -> None:
     """Check that the merge records baselines if the shards did, and only then.
 
     Raises:
-        SpecregError: Only the shards record, or only the merge.
+        SpecregError: only the shards record, or only the merge.
     """
     command = specreg_command("merge")
     shards_recorded = plan.reason is not None
@@ -341,7 +341,7 @@ def check_names(shard: ShardRun, tier: Tier) -> None:
     """Check that the plan of a shard names only cases, metrics and checks that exist here.
 
     Raises:
-        UnknownNameError: It names a case, metric or check that doesn't exist here.
+        UnknownNameError: it names a case, metric or check that doesn't exist here.
     """
     plan = shard.plan
     where = f"'{shard.folder}'"
@@ -358,7 +358,7 @@ def _empty(into: Path) -> None:
     """Remove the files of an earlier merge that this one wouldn't overwrite.
 
     Raises:
-        SpecregError: A file can't be removed.
+        SpecregError: a file can't be removed.
     """
     try:
         for name in COPIED:

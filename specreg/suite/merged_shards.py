@@ -22,8 +22,8 @@ class MergedShards:
     """The shards or workers of a run, with their ledgers.
 
     Attributes:
-        shards: The shards, of which the first that measured or checked something counts.
-        ended_at: When the last one ended, as ISO 8601; empty if the run ends in this process.
+        shards: the shards, of which the first that measured or checked something counts.
+        ended_at: when the last one ended, as ISO 8601; empty if the run ends in this process.
     """
 
     shards: Sequence[ShardRun]
@@ -64,9 +64,9 @@ class MergedShards:
         """Add what the shards measured and checked to a ledger, whose file gets their lines too.
 
         Args:
-            ledger: The ledger of the merged run.
-            cases: The cases that are judged. Launches of other cases are left out.
-            root: The root of this machine's repository, whose models the measurements get.
+            ledger: the ledger of the merged run.
+            cases: the cases that are judged. Launches of other cases are left out.
+            root: the root of this machine's repository, whose models the measurements get.
         """
         by_id = {case.id: case for case in cases}
         for shard in self.shards:

@@ -84,9 +84,9 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     """Write the baseline of a case, and add the run to the case's history.
 
     Raises:
-        BaselineError: The case is WRONG, or has become worse and the user gave no reason, or its
+        BaselineError: the case is WRONG, or has become worse and the user gave no reason, or its
             measurements can't serve as a baseline.
-        SpecregError: Not all of its launches were measured, or a file can't be read or written.
+        SpecregError: not all of its launches were measured, or a file can't be read or written.
     """
     # Check that the measurements may become a baseline.
     context = result.context
@@ -154,9 +154,9 @@ def _check_nothing_lost(
     """Check that a new baseline hides no loss. A proven loss is recorded only with a reason.
 
     Raises:
-        BaselineError: A metric is proven to be worse than in the baseline, or than on the nights
+        BaselineError: a metric is proven to be worse than in the baseline, or than on the nights
             since then; or a baseline can't be read.
-        SpecregError: The models or the prompts of the case can't be read.
+        SpecregError: the models or the prompts of the case can't be read.
     """
     context = result.context
     known = context.baselines_of(case)

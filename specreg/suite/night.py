@@ -40,11 +40,11 @@ def judge_of(
     """Return the judge of what the ledger of a run has.
 
     Args:
-        context: What is fixed for the run.
-        selection: What its tests need.
-        ledger: The ledger.
-        timeline: Records how long judging takes.
-        shards: The processes whose measurements the run joins; None if it measures by itself.
+        context: what is fixed for the run.
+        selection: what its tests need.
+        ledger: the ledger.
+        timeline: records how long judging takes.
+        shards: the processes whose measurements the run joins; None if it measures by itself.
     """
     return LedgerJudge(
         ledger=ledger,
@@ -149,9 +149,9 @@ def settings_of(context: RunContext, selection: Selection, ledger: Ledger) -> Se
     """Return how the cases of a run are measured.
 
     Args:
-        context: What is fixed for the run.
-        selection: What its tests need.
-        ledger: Has the first launches, which decide about further recorded ones.
+        context: what is fixed for the run.
+        selection: what its tests need.
+        ledger: has the first launches, which decide about further recorded ones.
     """
 
     def enough_of(case: Case, number: int) -> StoppingRule | None:

@@ -39,11 +39,11 @@ def _option(
     """Declare an option, as a field of `Options`.
 
     Args:
-        text: The help.
-        default: The value if the user doesn't give the option.
-        flag: The flag; empty if it is `--specreg-` and then the name of the field.
+        text: the help.
+        default: the value if the user doesn't give the option.
+        flag: the flag; empty if it is `--specreg-` and then the name of the field.
         is_repeated: True if a command that runs the same cases again needs the option.
-        arguments: Further arguments of argparse's `add_argument`.
+        arguments: further arguments of argparse's `add_argument`.
     """
     if default is False:
         arguments["action"] = "store_true"
@@ -60,8 +60,8 @@ class ShardChoice(NamedTuple):
     """The part of a run that the user has chosen.
 
     Attributes:
-        number: The number of the shard, from 1; 0 to list all shards and run none.
-        shards_in_all: How many shards there are; 0 for one shard for each server group.
+        number: the number of the shard, from 1; 0 to list all shards and run none.
+        shards_in_all: how many shards there are; 0 for one shard for each server group.
     """
 
     number: int
@@ -197,7 +197,7 @@ class Options:
         """The part of the run that the user has chosen; None for the whole run.
 
         Raises:
-            SpecregError: The text isn't `I/N`, `list` or `list/N`, or there is no such shard.
+            SpecregError: the text isn't `I/N`, `list` or `list/N`, or there is no such shard.
         """
         if self.shard is None:
             return None
@@ -218,7 +218,7 @@ class Options:
         """True if the shards are only listed, and nothing is run.
 
         Raises:
-            SpecregError: As `part` does.
+            SpecregError: as `part` does.
         """
         return self.part is not None and self.part.number == 0
 
@@ -244,7 +244,7 @@ def options_typed(arguments: Sequence[str]) -> Options:
     """Return specreg's options among the arguments of pytest, and ignore all other arguments.
 
     Raises:
-        SpecregError: An option has a value that it can't have.
+        SpecregError: an option has a value that it can't have.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for field in dataclasses.fields(Options):
@@ -278,8 +278,8 @@ def options_to_repeat(options: Options, tier: str | None) -> tuple[str, ...]:
     such as a reason.
 
     Args:
-        options: The options of the run.
-        tier: The tier to name; None if it is the machine's default.
+        options: the options of the run.
+        tier: the tier to name; None if it is the machine's default.
     """
     arguments = [] if tier is None else [f"--specreg-tier={tier}"]
     for field in dataclasses.fields(Options):

@@ -52,26 +52,26 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What a run will measure and judge, and on which machine.
 
     Attributes:
-        schema_version: The version of this document's form.
-        run: The name of the run.
-        began_at: When the run began.
-        machine: The identity of the machine; empty if unknown.
-        commit: The commit of the repository.
-        tier: The name of the tier.
-        matrix_sha256: The checksum of all settings of the tier's cases.
-        environment: The machine's hardware.
-        gpus_gib: The memory of each GPU in GiB; None if neither its driver nor the user has given
+        schema_version: the version of this document's form.
+        run: the name of the run.
+        began_at: when the run began.
+        machine: the identity of the machine; empty if unknown.
+        commit: the commit of the repository.
+        tier: the name of the tier.
+        matrix_sha256: the checksum of all settings of the tier's cases.
+        environment: the machine's hardware.
+        gpus_gib: the memory of each GPU in GiB; None if neither its driver nor the user has given
             it.
-        options: The options that decide what is measured and how it is judged.
-        reason: Why baselines are recorded, empty without a given reason; None if the run judges.
-        launches: The number of launches of each server that are planned.
-        shard_number: The number of the shard, from 1; 0 if the run isn't sharded.
-        shards_in_all: How many shards the run has; 0 if it isn't sharded.
-        shards: The ids of each shard's cases.
-        names: The metrics and checks that are judged, by case id.
-        skipped: Why a case is skipped, by case id.
-        no_power: Why the power of cases can't be measured; empty if there are no such cases.
-        driver_version: The version of the GPUs' driver; empty without a GPU.
+        options: the options that decide what is measured and how it is judged.
+        reason: why baselines are recorded, empty without a given reason; None if the run judges.
+        launches: the number of launches of each server that are planned.
+        shard_number: the number of the shard, from 1; 0 if the run isn't sharded.
+        shards_in_all: how many shards the run has; 0 if it isn't sharded.
+        shards: the ids of each shard's cases.
+        names: the metrics and checks that are judged, by case id.
+        skipped: why a case is skipped, by case id.
+        no_power: why the power of cases can't be measured; empty if there are no such cases.
+        driver_version: the version of the GPUs' driver; empty without a GPU.
     """
 
     schema_version: Literal[1] = PLAN_VERSION
@@ -114,9 +114,9 @@ def plan_of(
     """Return the plan of a run.
 
     Args:
-        context: What is fixed for the run.
-        selection: What its tests need.
-        shards: The ids of each shard's cases; empty if the run isn't sharded.
+        context: what is fixed for the run.
+        selection: what its tests need.
+        shards: the ids of each shard's cases; empty if the run isn't sharded.
     """
     gpus = gpus_of(context.options)
     reason = None

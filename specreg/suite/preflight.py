@@ -70,11 +70,11 @@ class Finding(msgspec.Struct, frozen=True):
     """A finding about one subject, such as a GPU.
 
     Attributes:
-        subject: The subject.
-        says: The finding in words.
-        advice: What to do about it; empty if there is nothing to do, or if `says` ends with the
+        subject: the subject.
+        says: the finding in words.
+        advice: what to do about it; empty if there is nothing to do, or if `says` ends with the
             advice.
-        state: What the finding means for a run.
+        state: what the finding means for a run.
     """
 
     subject: str
@@ -137,8 +137,8 @@ def _obstacle(subject: str, problem: object) -> Finding:
     """Return a finding about an obstacle.
 
     Args:
-        subject: The subject.
-        problem: A message or an error whose first line ends with what to do about it.
+        subject: the subject.
+        problem: a message or an error whose first line ends with what to do about it.
     """
     return Finding(subject, str(problem).splitlines()[0], state=State.IN_THE_WAY)
 
@@ -153,7 +153,7 @@ def _devices(context: RunContext) -> tuple[Device, ...]:
     """Return the devices whose power a run measures.
 
     Raises:
-        SensorError: No device can be read.
+        SensorError: no device can be read.
     """
     if not context.provision.on_gpu:
         return devices_of(0, os.environ)
@@ -202,7 +202,7 @@ def _examine_gpu(device: Device, *, is_used: bool) -> Iterator[Finding]:
     """Yield the properties of a GPU, and its problems if a run uses it.
 
     Raises:
-        SensorError: A run uses the GPU, and it is busy or too hot, or can't be read.
+        SensorError: a run uses the GPU, and it is busy or too hot, or can't be read.
     """
     subject = _subject_of(device)
     yield Finding(subject, _facts_of(device))
@@ -230,7 +230,7 @@ def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
     """Yield how a GPU differs from an idle one with the vendor's settings, and what to do about it.
 
     Raises:
-        SensorError: The GPU can't be read.
+        SensorError: the GPU can't be read.
     """
     probe = open_probe(device)
     state = probe.state()
@@ -271,7 +271,7 @@ def _power_of(device: Device) -> Finding:
     """Return how the power of a device is measured.
 
     Raises:
-        SensorError: The device can't be read.
+        SensorError: the device can't be read.
     """
     if device.why_not:
         return Finding("power", f"{device.name}: {device.why_not}", state=State.NOTE)
@@ -352,9 +352,9 @@ class _Need(NamedTuple):
     """The disk space that a run needs in a folder.
 
     Attributes:
-        content: What is written there, in a word.
-        folder: The folder, or the closest folder above it that exists.
-        gib: About how much space the content takes.
+        content: what is written there, in a word.
+        folder: the folder, or the closest folder above it that exists.
+        gib: about how much space the content takes.
     """
 
     content: str
@@ -396,7 +396,7 @@ def _images_to_pull(context: RunContext) -> Iterator[_Need]:
     """Yield the space for the container images that a run pulls, if it pulls any.
 
     Raises:
-        UnsupportedError: Nothing here runs containers.
+        UnsupportedError: nothing here runs containers.
     """
     names = _images_needed(context)
     if names:
@@ -531,9 +531,9 @@ def _toolkit(says: str, compiler: Path | None, engine_release: str) -> Finding:
     """Return which nvcc a server compiles with; a note if the engine was built for another CUDA.
 
     Args:
-        says: What the finding begins with.
-        compiler: The nvcc, which runs.
-        engine_release: The release of CUDA that the engine's packages bring; empty if it isn't
+        says: what the finding begins with.
+        compiler: the nvcc, which runs.
+        engine_release: the release of CUDA that the engine's packages bring; empty if it isn't
             known.
     """
     release = "" if compiler is None else release_of(compiler)
@@ -561,7 +561,7 @@ def _model(context: RunContext, reference: str, size: str) -> Finding:
     """Return whether a model is on this machine.
 
     Raises:
-        ModelError: The folder of the model is incomplete.
+        ModelError: the folder of the model is incomplete.
     """
     if not is_hub_id(reference):
         resolve_model(context.root, reference)

@@ -25,9 +25,9 @@ def speed_spreads(
     from their launches in this run, or else from their baselines.
 
     Args:
-        case_id: The id of the case.
-        measurements: All measurements of the run.
-        store: The baselines of this machine.
+        case_id: the id of the case.
+        measurements: all measurements of the run.
+        store: the baselines of this machine.
     """
     speeds_by_case: dict[str, list[Mapping[str, float]]] = {}
     for measurement in measurements:
@@ -45,10 +45,10 @@ def more_launches_decide(metric: Metric, case: Case, launches: int, spread: Spre
     """Return whether more launches may let later runs detect a loss that they can't detect now.
 
     Args:
-        metric: The speed.
-        case: The case.
-        launches: The number of launches recorded so far.
-        spread: How these launches differ.
+        metric: the speed.
+        case: the case.
+        launches: the number of launches recorded so far.
+        spread: how these launches differ.
     """
     # Further launches are expected to have the same spread, which is then known better.
     freedom = spread.freedom + MAX_LAUNCHES - launches
@@ -73,10 +73,10 @@ def undecided(
     """Return the cases with a speed that later runs may judge better after more launches.
 
     Args:
-        cases: The cases.
-        metrics_of: Returns the metrics that are recorded of a case.
-        measurements: All measurements of the run so far.
-        store: The baselines of this machine, whose launches show how much launches differ.
+        cases: the cases.
+        metrics_of: returns the metrics that are recorded of a case.
+        measurements: all measurements of the run so far.
+        store: the baselines of this machine, whose launches show how much launches differ.
     """
     undecided_cases = []
     for case in cases:

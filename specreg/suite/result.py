@@ -21,19 +21,19 @@ class RunResult:
     """What a run has measured and judged, so far or at its end.
 
     Attributes:
-        context: What is fixed for the run.
-        selection: The metrics and checks that its tests needed.
-        launches: The measured launches in the order of the run.
-        verdicts: The verdicts in the order of the run.
-        errors: The full text of the first error of each case that couldn't be judged, by case id.
-        skipped: Why cases were skipped, by case id.
-        retried: A sentence for each case that was measured or checked twice, because a server died.
-        time: How the time was spent.
-        ended_at: The end of the run as ISO 8601 in UTC.
-        driver_version: The version of the GPUs' driver; empty without a GPU.
-        torch_version_of: Returns the version of torch that the engine of a case ran with; empty if
+        context: what is fixed for the run.
+        selection: the metrics and checks that its tests needed.
+        launches: the measured launches in the order of the run.
+        verdicts: the verdicts in the order of the run.
+        errors: the full text of the first error of each case that couldn't be judged, by case id.
+        skipped: why cases were skipped, by case id.
+        retried: a sentence for each case that was measured or checked twice, because a server died.
+        time: how the time was spent.
+        ended_at: the end of the run as ISO 8601 in UTC.
+        driver_version: the version of the GPUs' driver; empty without a GPU.
+        torch_version_of: returns the version of torch that the engine of a case ran with; empty if
             it isn't known.
-        machine_of: Returns the identity of the machine that measured a case; empty if unknown.
+        machine_of: returns the identity of the machine that measured a case; empty if unknown.
         is_merged: True if the run joins the measurements of several processes.
     """
 

@@ -31,9 +31,9 @@ class TestNotes:
     """What the tests of a run noted, and its ledger doesn't have.
 
     Attributes:
-        verdicts: The verdicts of tests that ended with an error.
-        errors: The full text of the first error of each case, by case id.
-        skipped: Why a case was skipped after the run had started, by case id.
+        verdicts: the verdicts of tests that ended with an error.
+        errors: the full text of the first error of each case, by case id.
+        skipped: why a case was skipped after the run had started, by case id.
     """
 
     __test__ = False  # It isn't a test, although pytest would think so.
@@ -46,9 +46,9 @@ class TestNotes:
         """Return the INVALID verdict of a test that ended with an error, and keep it.
 
         Args:
-            asked: What the test wanted to know.
-            reason: Why that isn't known.
-            error: The full message of the error. For each case the report shows the first one.
+            asked: what the test wanted to know.
+            reason: why that isn't known.
+            error: the full message of the error. For each case the report shows the first one.
         """
         if error:
             self.errors.setdefault(asked.case_id, error)
@@ -71,18 +71,18 @@ class Run:
     """A run that has started, or that joins what several processes have measured.
 
     Attributes:
-        context: What is fixed for the run.
-        selection: The metrics and checks that its tests need.
-        ledger: What was measured and checked.
-        judge: Judges what the ledger has.
-        night: What the run measures.
-        executor: Measures and checks; None if the run joins the measurements of others.
-        shards: The processes whose measurements the run joins; None if it measures by itself.
-        noted: What the tests noted.
-        lines: Lines for the summary about how the run was judged.
-        is_over: Whether nothing more is measured, so that speeds can be judged.
-        _engine: What a comparison of two versions of an engine says; None without one.
-        _reached: Up to where the night was measured, with the number of verdicts asked for then.
+        context: what is fixed for the run.
+        selection: the metrics and checks that its tests need.
+        ledger: what was measured and checked.
+        judge: judges what the ledger has.
+        night: what the run measures.
+        executor: measures and checks; None if the run joins the measurements of others.
+        shards: the processes whose measurements the run joins; None if it measures by itself.
+        noted: what the tests noted.
+        lines: lines for the summary about how the run was judged.
+        is_over: whether nothing more is measured, so that speeds can be judged.
+        _engine: what a comparison of two versions of an engine says; None without one.
+        _reached: up to where the night was measured, with the number of verdicts asked for then.
     """
 
     context: RunContext
@@ -130,8 +130,8 @@ class Run:
         checked.
 
         Raises:
-            SpecregError: The case couldn't be measured. Each call raises the same error.
-            MemoryHeldError: The memory of a GPU isn't free, so nothing more can be measured there.
+            SpecregError: the case couldn't be measured. Each call raises the same error.
+            MemoryHeldError: the memory of a GPU isn't free, so nothing more can be measured there.
         """
         self._advance(self._part(case).until(case, number))
         launch = self.ledger.find(case.id, number)
@@ -146,8 +146,8 @@ class Run:
         losses. A speed is judged on the last planned launch, once everything is measured.
 
         Raises:
-            SpecregError: As in `measurement`.
-            MemoryHeldError: As in `measurement`.
+            SpecregError: as in `measurement`.
+            MemoryHeldError: as in `measurement`.
         """
         part = self._part(case)
         if metric.by_launch and number == self.context.launches:
@@ -165,8 +165,8 @@ class Run:
         """Return the verdict of a correctness check, which is made on the first launch.
 
         Raises:
-            SpecregError: The check couldn't be made. Each call raises the same error.
-            MemoryHeldError: As in `measurement`.
+            SpecregError: the check couldn't be made. Each call raises the same error.
+            MemoryHeldError: as in `measurement`.
         """
         self._ask_group(case, number)
         self._advance(self._part(case).until(case, number))
@@ -208,7 +208,7 @@ class Run:
         """Measure two versions of an engine side by side if a loss of speed is doubtful.
 
         Args:
-            measure: Measures both versions; None to measure them with a gate.
+            measure: measures both versions; None to measure them with a gate.
         """
         self._engine, lines = check_engine(self.result(), self.judge.timeline, self.stop, measure)
         self.lines += lines
@@ -217,7 +217,7 @@ class Run:
         """Judge by the comparison of two versions of an engine that ended this run, if one did.
 
         Raises:
-            ReportError: The report of the comparison can't be read.
+            ReportError: the report of the comparison can't be read.
         """
         self._engine = recorded_answer(self.result())
 
@@ -241,7 +241,7 @@ class Run:
         """Return the servers of a case on a launch, and stop all others.
 
         Raises:
-            SpecregError: A server couldn't be stopped.
+            SpecregError: a server couldn't be stopped.
         """
         if self.executor is None:
             raise AssertionError("a run that joins others has no servers")
@@ -254,7 +254,7 @@ class Run:
         """Stop all servers.
 
         Raises:
-            SpecregError: A server couldn't be stopped; the others are stopped all the same.
+            SpecregError: a server couldn't be stopped; the others are stopped all the same.
         """
         if self.executor is not None:
             self.executor.servers.stop()

@@ -24,15 +24,15 @@ class Selection:
     """What the collected tests need of each case. The mappings are by case id.
 
     Attributes:
-        names: The metrics and checks that are judged. A case that isn't in it isn't measured.
-        skipped: Why a case is skipped, for example what it needs and this machine lacks.
-        unfetched: Why the models of a case can't be fetched, which fails its tests.
-        unpowered: Why the power of a case can't be measured, although a test would judge it.
-        no_power: All reasons of `unpowered` in one text; empty if there are none.
+        names: the metrics and checks that are judged. A case that isn't in it isn't measured.
+        skipped: why a case is skipped, for example what it needs and this machine lacks.
+        unfetched: why the models of a case can't be fetched, which fails its tests.
+        unpowered: why the power of a case can't be measured, although a test would judge it.
+        no_power: all reasons of `unpowered` in one text; empty if there are none.
         is_recording: True if baselines are recorded, and nothing is judged.
         covers_tier: True if all metrics of all cases of the tier that can be judged on this machine
             are judged, on all prompts.
-        shard_cases: The number of cases in all shards of the run; 0 if the run isn't sharded.
+        shard_cases: the number of cases in all shards of the run; 0 if the run isn't sharded.
     """
 
     names: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
@@ -103,9 +103,9 @@ def subjects_of(
     """Return the metrics or checks of a case that a test judges.
 
     Args:
-        marker: The pytest marker of the test, `"family"` or `"correctness"`.
-        name: The family or the check that the marker names.
-        case_launch: The case on one launch of its server.
+        marker: the pytest marker of the test, `"family"` or `"correctness"`.
+        name: the family or the check that the marker names.
+        case_launch: the case on one launch of its server.
         with_torch: True to make checks that need torch.
     """
     case = case_launch.case
@@ -132,8 +132,8 @@ def select(
     fail.
 
     Args:
-        tests: The case of each test, and the metric or check that the test judges.
-        context: The run.
+        tests: the case of each test, and the metric or check that the test judges.
+        context: the run.
         asks_hub: True to ask the hub whether it has the models of the cases.
     """
     # Find the cases that can't be measured here.
@@ -191,8 +191,8 @@ def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> b
     A run that changed the number of prompts of a case doesn't cover the tier.
 
     Args:
-        names: The metrics and checks that the run judges, by case id.
-        context: The run.
+        names: the metrics and checks that the run judges, by case id.
+        context: the run.
     """
     for case in context.tier.cases:
         metrics = [metric for metric in METRICS.values() if metric.is_judged(case)]
@@ -212,7 +212,7 @@ def least_time_s(case: Case, selection: Selection, context: RunContext) -> float
     The time is 0 unless a speed is recorded, or is compared with a recorded speed of this machine.
 
     Raises:
-        SpecregError: The models or the prompts of the case can't be read.
+        SpecregError: the models or the prompts of the case can't be read.
     """
     if not selection.needs_speed(case):
         return 0.0

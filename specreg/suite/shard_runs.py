@@ -33,14 +33,14 @@ class ShardRun:
     """The documents in the folder of a shard.
 
     Attributes:
-        folder: The folder.
-        plan: The plan of the shard.
-        files: All files of the folder, relative to it.
-        measured: The measurements by case id and launch. They are empty until `with_ledger` reads
+        folder: the folder.
+        plan: the plan of the shard.
+        files: all files of the folder, relative to it.
+        measured: the measurements by case id and launch. They are empty until `with_ledger` reads
             the ledger, for which it needs the cases of this repository.
-        checked: The lines of checks by case id and check, read with `measured`.
-        failed: What couldn't be measured or checked, read with `measured`.
-        report: The report; None if the shard died before it wrote one.
+        checked: the lines of checks by case id and check, read with `measured`.
+        failed: what couldn't be measured or checked, read with `measured`.
+        report: the report; None if the shard died before it wrote one.
     """
 
     folder: Path
@@ -62,9 +62,9 @@ class ShardRun:
         """Return why a case couldn't be measured or checked on a launch; None if that isn't known.
 
         Args:
-            case_id: The id of the case.
-            check: The name of the check; empty for the measurement.
-            number: The number of the launch, from 1.
+            case_id: the id of the case.
+            check: the name of the check; empty for the measurement.
+            number: the number of the launch, from 1.
         """
         for line in reversed(self.failed):
             if (line.case_id, line.check, line.launch) == (case_id, check, number):
@@ -81,7 +81,7 @@ def load_shard(folder: Path) -> ShardRun:
     """Load the plan and the report of a shard, whose folder may come from another machine.
 
     Raises:
-        SpecregError: The folder has no plan, or has a link or a special file, or one of its
+        SpecregError: the folder has no plan, or has a link or a special file, or one of its
             documents can't be read.
     """
     try:
@@ -115,7 +115,7 @@ def _decode_plan(path: Path, content: bytes) -> RunPlan:
     """Return the plan in a file's content.
 
     Raises:
-        SpecregError: The plan is of another version, or the file isn't a plan.
+        SpecregError: the plan is of another version, or the file isn't a plan.
     """
     try:
         version = msgspec.json.decode(content, type=_PlanVersion).schema_version
@@ -131,13 +131,13 @@ def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) ->
     """Return a shard with the measurements and verdicts of its ledger.
 
     Args:
-        shard: The shard.
-        known: The cases in this repository, by `Case.key`. Entries of other cases are left out.
+        shard: the shard.
+        known: the cases in this repository, by `Case.key`. Entries of other cases are left out.
         is_ours: True if this machine wrote the ledger. Then entries that can't be read are left
             out too, because an earlier version of the cases or of specreg may have written them.
 
     Raises:
-        SpecregError: The ledger can't be read, or it comes from another machine and has values
+        SpecregError: the ledger can't be read, or it comes from another machine and has values
             that can't have been measured.
     """
     path = shard.folder / LEDGER

@@ -41,11 +41,11 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The cases that share a server and its control. A shard has all of them or none.
 
     Attributes:
-        id: The id of the server's first launch.
-        cases: The ids of the cases.
-        gpus: The number of GPUs that the server takes on each machine.
-        memory_gib: The memory that each GPU must have for the largest case; None if it isn't known.
-        expected_s: How long the group takes on all planned launches, with the starts of its server.
+        id: the id of the server's first launch.
+        cases: the ids of the cases.
+        gpus: the number of GPUs that the server takes on each machine.
+        memory_gib: the memory that each GPU must have for the largest case; None if it isn't known.
+        expected_s: how long the group takes on all planned launches, with the starts of its server.
     """
 
     id: str
@@ -59,8 +59,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a run.
 
     Attributes:
-        number: The number of the shard, from 1.
-        groups: Its server groups, in the order of `server_groups`.
+        number: the number of the shard, from 1.
+        groups: its server groups, in the order of `server_groups`.
     """
 
     number: int
@@ -78,8 +78,8 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
     The groups with the most GPUs come first, and of these the ones that take the longest.
 
     Args:
-        cases: The cases.
-        context: The run.
+        cases: the cases.
+        context: the run.
     """
     # The times come from committed baselines only, so that every machine makes the same shards.
     folder = context.store.folder
@@ -119,12 +119,12 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
     first case on a server has the time of its start.
 
     Args:
-        context: The run.
-        selection: The metrics and checks that it judges.
-        fit: Returns whether the memory is enough for several servers at the same time.
+        context: the run.
+        selection: the metrics and checks that it judges.
+        fit: returns whether the memory is enough for several servers at the same time.
 
     Raises:
-        SpecregError: The models or the prompts of a case whose speed is measured can't be read.
+        SpecregError: the models or the prompts of a case whose speed is measured can't be read.
     """
     # Estimate the time of each case by itself.
     kind = "gpu" if context.tier.needs_gpus else "cpu"
@@ -180,8 +180,8 @@ def cut(groups: Sequence[ServerGroup], shards_in_all: int) -> tuple[Shard, ...]:
     """Divide server groups into shards. Each group goes to the shard with the least time so far.
 
     Args:
-        groups: The groups in the order in which they are assigned.
-        shards_in_all: The number of shards; 0 for one shard for each group.
+        groups: the groups in the order in which they are assigned.
+        shards_in_all: the number of shards; 0 for one shard for each group.
     """
     dealt: list[list[ServerGroup]] = [[] for _ in range(shards_in_all or len(groups))]
     for group in groups:
@@ -230,12 +230,12 @@ def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -
     """Check that workers of pytest-xdist don't split server groups or disturb each other's speeds.
 
     Args:
-        context: The run, of which this process may be a worker.
-        selection: The metrics and checks that it judges.
+        context: the run, of which this process may be a worker.
+        selection: the metrics and checks that it judges.
         grouped: True if workers get whole server groups.
 
     Raises:
-        SpecregError: The workers would split a group, or several servers whose speed is judged
+        SpecregError: the workers would split a group, or several servers whose speed is judged
             would share a processor.
     """
     if not context.is_worker:

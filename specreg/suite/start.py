@@ -29,13 +29,13 @@ def start_run(
     """Start a run on this machine; no server starts before it is needed.
 
     Args:
-        context: What is fixed for the run.
-        selection: The metrics and checks that it judges.
-        shards: The ids of each shard's cases; empty if the run isn't sharded.
-        progress: Shows the progress.
+        context: what is fixed for the run.
+        selection: the metrics and checks that it judges.
+        shards: the ids of each shard's cases; empty if the run isn't sharded.
+        progress: shows the progress.
 
     Raises:
-        SpecregError: Another process still writes the run that is resumed, or a file can't be read
+        SpecregError: another process still writes the run that is resumed, or a file can't be read
             or written.
     """
     # Lock the ledger before anything is read, because another process may still write it.
