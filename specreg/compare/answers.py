@@ -264,10 +264,6 @@ def compare_answers(
 ) -> Verdict:
     """Generate the answers of side B, and compare them with those of side A.
 
-    Where two answers differ for the first time, B's server reports the probabilities of both
-    tokens. If these probabilities show no failure and A's server is running, those of A's server
-    decide.
-
     Args:
         pair: the case as both sides run it.
         servers: the running servers, including that of side B.

@@ -157,10 +157,7 @@ def passed_s(segments: Sequence[Segment]) -> float:
 
 
 def verdicts_of(segments: Sequence[Segment], goal: SoakGoal) -> tuple[Verdict, ...]:
-    """Return the verdict on each figure of a soak that has ended.
-
-    A figure that has raised an alarm at an earlier look keeps the verdict of its first alarm.
-    """
+    """Return the verdict on each figure of a soak that has ended."""
     alarms = _early_alarms(segments, goal)
     verdicts = judge_segments(segments, goal, LAST_LEVEL)
     return tuple(alarms.get(verdict.metric, verdict) for verdict in verdicts)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from specreg.core.errors import (
     HungError,
@@ -52,6 +52,13 @@ MeasureArms = Callable[[Sequence[Arm], Workload, Plan], Sequence[Measurement]]
 StepT = TypeVar("StepT")
 
 
+class TakenStep(NamedTuple, Generic[StepT]):
+    """A step that was taken, whatever came of it, and how long it took, in seconds."""
+
+    step: StepT
+    lasted_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How the cases of a night are measured.
@@ -78,7 +85,7 @@ class Executor(abc.ABC, Generic[StepT]):
         ledger: gets each request when it ends, and what each step results in.
         measure_arms: measures arms side by side.
         clock_s: a monotonic clock, in seconds.
-        taken: the steps of this process so far, each with how long it took, in seconds.
+        taken: the steps of this process so far.
     """
 
     root: Path
@@ -86,7 +93,7 @@ class Executor(abc.ABC, Generic[StepT]):
     ledger: Ledger
     measure_arms: MeasureArms = measure
     clock_s: Callable[[], float] = time.monotonic
-    taken: list[tuple[StepT, float]] = field(default_factory=list)
+    taken: list[TakenStep[StepT]] = field(default_factory=list)
 
     @abc.abstractmethod
     def execute(self, step: StepT) -> Iterator[Entry]:
@@ -107,7 +114,7 @@ class Executor(abc.ABC, Generic[StepT]):
         while step := next_step():
             began_s = self.clock_s()
             self.ledger.extend(self.execute(step))
-            self.taken.append((step, self.clock_s() - began_s))
+            self.taken.append(TakenStep(step, self.clock_s() - began_s))
             if on_taken is not None:
                 on_taken(step)
 

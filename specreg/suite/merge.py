@@ -81,8 +81,8 @@ def merge_shards(
     """
     # Read the ledgers.
     known = known or {case.key: case for case in context.tier.cases}
-    shards = [with_ledger(shard, known, is_ours=are_workers) for shard in shards]
-    merged = MergedShards(shards=shards, ended_at="" if are_workers else last_end(shards))
+    measured = [with_ledger(shard, known, is_ours=are_workers) for shard in shards]
+    merged = MergedShards(shards=measured, ended_at="" if are_workers else last_end(shards))
     selection = _selection_of(merged, context)
     ledger = Ledger(context.run_folder / LEDGER)
     merged.fill(ledger, selection.cases_of(context.tier), context.root)

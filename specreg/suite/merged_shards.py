@@ -13,7 +13,7 @@ from specreg.matrix.models import served_models
 from specreg.runs.ledger import LEDGER, Entry, FailedLaunch, Ledger, MeasuredLaunch
 from specreg.runs.plan import Step
 from specreg.suite.plan import RunPlan
-from specreg.suite.shard_runs import ShardRun
+from specreg.suite.shard_runs import MeasuredShard
 from specreg.verdicts.verdict import Verdict
 
 
@@ -26,7 +26,7 @@ class MergedShards:
         ended_at: when the last one ended, as ISO 8601; empty if the run ends in this process.
     """
 
-    shards: Sequence[ShardRun]
+    shards: Sequence[MeasuredShard]
     ended_at: str = ""
 
     @property

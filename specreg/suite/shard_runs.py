@@ -4,10 +4,9 @@ A shard writes `plan.json` before it starts anything, and its ledger while it me
 the measurements of a shard that died can be merged too.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -19,7 +18,7 @@ from specreg.core.received import check_below, read_received, received_files
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, Report, load_report
-from specreg.runs.ledger import LEDGER, Checked, Failed, read_ledger
+from specreg.runs.ledger import LEDGER, Checked, Failed, Recorded, read_ledger
 from specreg.suite.plan import COPIED, PLAN, PLAN_VERSION, RunPlan
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict
@@ -36,19 +35,12 @@ class ShardRun:
         folder: the folder.
         plan: the plan of the shard.
         files: all files of the folder, relative to it.
-        measured: the measurements by case id and launch. They are empty until `with_ledger` reads
-            the ledger, for which it needs the cases of this repository.
-        checked: the lines of checks by case id and check, read with `measured`.
-        failed: what couldn't be measured or checked, read with `measured`.
         report: the report; None if the shard died before it wrote one.
     """
 
     folder: Path
     plan: RunPlan
     files: Sequence[PurePosixPath] = ()
-    measured: Mapping[tuple[str, int], Measurement] = field(default_factory=dict)
-    checked: Mapping[tuple[str, str], Checked] = field(default_factory=dict)
-    failed: Sequence[Failed] = ()
     report: Report | None = None
 
     @property
@@ -57,6 +49,21 @@ class ShardRun:
         if self.report is None or not self.report.run.exit_status:
             return False
         return not exit_status(self.report.run.verdicts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredShard(ShardRun):
+    """The documents in the folder of a shard, and what its ledger has of the cases of now.
+
+    Attributes:
+        measured: the measurements by case id and launch.
+        checked: the lines of checks by case id and check.
+        failed: what couldn't be measured or checked.
+    """
+
+    measured: Mapping[tuple[str, int], Measurement]
+    checked: Mapping[tuple[str, str], Checked]
+    failed: Sequence[Failed]
 
     def why_failed(self, case_id: str, check: str, number: int) -> Reason | None:
         """Return why a case couldn't be measured or checked on a launch; None if that isn't known.
@@ -127,7 +134,7 @@ def _decode_plan(path: Path, content: bytes) -> RunPlan:
         raise SpecregError(f"'{path}': {error}; {_AGAIN}") from error
 
 
-def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) -> ShardRun:
+def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) -> MeasuredShard:
     """Return a shard with the measurements and verdicts of its ledger.
 
     Args:
@@ -141,11 +148,10 @@ def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) ->
             that can't have been measured.
     """
     path = shard.folder / LEDGER
-    if not os.path.lexists(path):
-        return shard
-    # A ledger from another machine is checked line by line against the cases here.
-    trusted = None if is_ours else known
-    recorded = read_ledger(path, known=trusted)
+    recorded = Recorded()
+    if os.path.lexists(path):
+        # A ledger from another machine is checked line by line against the cases here.
+        recorded = read_ledger(path, known=None if is_ours else known)
     sides = sorted({key.arm for key in recorded.measured} - {"case"})
     if sides:
         message = f"holds launches of side {', '.join(sides)} of a gate, needed those of a run"
@@ -165,4 +171,12 @@ def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) ->
             msgspec.convert(line.verdict, Verdict)
     except msgspec.ValidationError as error:
         raise SpecregError(f"ledger '{path}': {error}; {_AGAIN}") from error
-    return dataclasses.replace(shard, measured=measured, checked=checked, failed=recorded.failed)
+    return MeasuredShard(
+        folder=shard.folder,
+        plan=shard.plan,
+        files=shard.files,
+        report=shard.report,
+        measured=measured,
+        checked=checked,
+        failed=recorded.failed,
+    )
