@@ -57,8 +57,8 @@ def samples_of(
             # The history lacks the run that recorded the baseline.
             of_metric.insert(0, of_baseline)
         known = [sample for sample in of_metric if sample is not None]
-        # The first night of a figure is its level. A baseline that another checkout recorded without
-        # a reason continues the nights before it.
+        # The first night of a figure is its level. A baseline that was recorded elsewhere without a
+        # reason continues the nights before it.
         known.sort(key=lambda sample: sample.began_s)
         known[:1] = [dataclasses.replace(sample, starts_level=True) for sample in known[:1]]
         samples += known
