@@ -62,7 +62,7 @@ class Night:
         controls: the level of the control beside each figure; NaN without one.
         lowest: the level of the worst launch; NaN without a value.
         highest: the level of the best launch.
-        unshared: the variance of what figures have in common where it isn't known, and so isn't
+        unshared_variance: the variance of what figures have in common where it isn't known, and so isn't
             subtracted.
     """
 
@@ -75,7 +75,7 @@ class Night:
     controls: Floats
     lowest: Floats
     highest: Floats
-    unshared: Floats | float = 0.0
+    unshared_variance: Floats | float = 0.0
 
     @classmethod
     def of_levels(cls, levels: Floats, restarts: Bools) -> "Night":
@@ -173,7 +173,7 @@ class Fold:
         self._clipped = np.empty((0, figures))
         self._launches = np.empty((0, figures))
         self._planned = np.empty((0, figures))
-        self._unshared = np.empty((0, figures))
+        self._unshared_variances = np.empty((0, figures))
         self._stands = np.empty((0, figures), bool)
         self._forgotten = np.zeros(figures, np.intp)
         self._kept_nights = np.zeros(figures)
@@ -202,9 +202,11 @@ class Fold:
         one_launch = np.ones(len(self.state))
         return nights_to_keep(self.spread.of(one_launch), self.spread.freedom, self._tolerated)
 
-    def change_of(self, levels: Floats, launches: Floats, unshared: Floats | float = 0.0) -> Change:
+    def change_of(
+        self, levels: Floats, launches: Floats, unshared_variance: Floats | float = 0.0
+    ) -> Change:
         """Return how levels differ from those of the nights so far; see `Night`."""
-        return self._change(levels, launches, unshared, self._mean(self._level_rows()))
+        return self._change(levels, launches, unshared_variance, self._mean(self._level_rows()))
 
     def size_of_change(self) -> Floats:
         """Return the size of the open loss or gain of each figure; NaN without one."""
@@ -221,11 +223,11 @@ class Fold:
         decisions = max(int((self._seen & self._decides).sum()), self._fewest_decisions)
         self._level = self._level_of_all / decisions
         self.spread.add_launches(night.launch_squares, night.launches - 1)
-        shows_spread = self.is_usual & (np.asarray(night.unshared) == 0)
+        shows_spread = self.is_usual & (np.asarray(night.unshared_variance) == 0)
         self.spread.add_night(night.planned_levels, night.planned, shows_spread)
-        self.tonight = self.change_of(night.levels, night.launches, night.unshared)
+        self.tonight = self.change_of(night.levels, night.launches, night.unshared_variance)
         self.kept = self._change(
-            night.levels, night.launches, night.unshared, self._mean(self._kept_rows())
+            night.levels, night.launches, night.unshared_variance, self._mean(self._kept_rows())
         )
         self._append(night)
         self._close_what_is_over()
@@ -247,8 +249,8 @@ class Fold:
         self._clipped = np.vstack([self._clipped, clipped])
         self._launches = np.vstack([self._launches, night.launches])
         self._planned = np.vstack([self._planned, night.planned])
-        unshared = np.broadcast_to(night.unshared, night.levels.shape)
-        self._unshared = np.vstack([self._unshared, unshared])
+        unshared_variance = np.broadcast_to(night.unshared_variance, night.levels.shape)
+        self._unshared_variances = np.vstack([self._unshared_variances, unshared_variance])
         # A night of an open loss or gain never becomes a part of the level.
         self._stands = np.vstack([self._stands, np.isfinite(night.levels) & self.is_usual])
 
@@ -264,7 +266,7 @@ class Fold:
     def _variances(self) -> Floats:
         """Return the variance of each night."""
         least = NIGHT_SHARE * self.spread.of(self._planned)
-        return np.maximum(self.spread.of(self._launches), least) + self._unshared
+        return np.maximum(self.spread.of(self._launches), least) + self._unshared_variances
 
     def _mean(self, rows: Bools) -> _Mean:
         weights = np.where(rows, 1 / self._variances(), 0.0)
@@ -277,9 +279,9 @@ class Fold:
         )
 
     def _change(
-        self, levels: Floats, launches: Floats, unshared: Floats | float, before: _Mean
+        self, levels: Floats, launches: Floats, unshared_variance: Floats | float, before: _Mean
     ) -> Change:
-        error = np.sqrt(self.spread.of(launches) + unshared + before.variance)
+        error = np.sqrt(self.spread.of(launches) + unshared_variance + before.variance)
         return Change(
             estimate=levels - before.value, error=error, freedom=self._freedom(before.nights)
         )
@@ -303,7 +305,9 @@ class Fold:
         heavy_tail = np.full(figures, _HEAVY_TAIL)
         # Student's distribution with 3 degrees of freedom has a standard deviation of √3.
         spreads = quantiles(self._level, heavy_tail) / math.sqrt(_HEAVY_TAIL)
-        clear = np.minimum(spreads * np.sqrt(self.spread.night + night.unshared), CLEAR_LOSS)
+        clear = np.minimum(
+            spreads * np.sqrt(self.spread.night + night.unshared_variance), CLEAR_LOSS
+        )
         lowest, highest = self.tonight.bounds(self._level)
         is_proven = lowest > 0 if state == GAINED else highest < 0
         is_clear = sign * self.tonight.estimate > np.maximum(clear, self._tolerated)
@@ -445,7 +449,7 @@ class Fold:
         self._clipped = self._clipped[is_needed]
         self._launches = self._launches[is_needed]
         self._planned = self._planned[is_needed]
-        self._unshared = self._unshared[is_needed]
+        self._unshared_variances = self._unshared_variances[is_needed]
         self._stands = self._stands[is_needed]
 
 

@@ -110,7 +110,7 @@ class MachineNights:
         """Return how far figures are on a night from their earlier nights, in what is their own."""
         common = self._common(night.levels, night.controls)
         own = night.levels - self._recorded - _or_nothing(common.figures)
-        return self.cases.change_of(own, night.launches, self._unshared(common))
+        return self.cases.change_of(own, night.launches, self._unshared_variance(common))
 
     def looks_lost(self, night: Night) -> Bools:
         """Return which figures look worse than tolerated, so that a further launch helps.
@@ -144,13 +144,13 @@ class MachineNights:
             controls=night.controls,
             lowest=night.lowest - self._recorded - shared,
             highest=night.highest - self._recorded - shared,
-            unshared=np.where(restarts, 0.0, self._unshared(common)),
+            unshared_variance=np.where(restarts, 0.0, self._unshared_variance(common)),
         )
         self.cases.add(own)
         self._add_engines(common, night)
         self._add_machine(common, night)
 
-    def _unshared(self, common: Common) -> Floats:
+    def _unshared_variance(self, common: Common) -> Floats:
         """Return the variance of what figures have in common tonight, where it isn't known.
 
         On a machine that never shows it, it is a part of the spread of each figure.

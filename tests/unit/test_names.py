@@ -27,7 +27,7 @@ UNITLESS = re.compile(
     r"|at|bad|baseline|expected|interval|mark|reference|share|start"  # places of a picture
     r"|diamonds|dots|high|least_range|low|step|x_high|x_low"  # and values on its axes
     r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
-    r"|_?usual|_?levels?|_?deviations|noise"  # logarithms and their variances
+    r"|_?usual|_?levels?|_?deviations|noise|unshared_variance"  # logarithms and their variances
     r"|launch_values|control_values"
     r"|logs|control_logs|own|shared|size|tolerated|lowest|highest|wanders"
 )
