@@ -62,8 +62,8 @@ class Night:
         controls: the level of the control beside each figure; NaN without one.
         lowest: the level of the worst launch; NaN without a value.
         highest: the level of the best launch.
-        unshared_variance: the variance of what figures have in common where it isn't known, and so isn't
-            subtracted.
+        unshared_variance: the variance of what figures have in common where it isn't known, and so
+            isn't subtracted.
     """
 
     levels: Floats
