@@ -214,7 +214,7 @@ class _Supervisor:
                 self._reap()
             if orders.fileno() not in ready_fds:
                 continue
-            order = orders.readline().decode().strip()
+            order = read_order(orders)
             if not order:
                 # The input has ended.
                 return False
@@ -284,7 +284,7 @@ def main() -> None:
     folders = sys.argv[4:]
     # Without a buffer, because select doesn't see what lies in one.
     orders = io.FileIO(orders_fd, "r+b")
-    first_line = orders.readline().decode().strip()
+    first_line = read_order(orders)
     if first_line in {"", DONE}:
         # The program was never started.
         _remove(folders)
@@ -333,6 +333,16 @@ def run_quietly(command: Sequence[str]) -> None:
 
 def _do_nothing(_number: int, _frame: object) -> None:
     """Handle a signal."""
+
+
+def read_order(orders: io.FileIO) -> str:
+    """Return the next order; empty if specreg is gone, also in the middle of a line."""
+    try:
+        line = orders.readline()
+    except OSError:
+        # It was killed before it had read the last answer.
+        return ""
+    return line.decode().strip() if line.endswith(b"\n") else ""
 
 
 def _answer(orders: io.FileIO, line: str) -> None:

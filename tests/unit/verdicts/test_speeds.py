@@ -91,7 +91,7 @@ def test_a_loss_that_lasts_is_named_with_its_first_night_and_the_engine_of_that_
 
 
 def test_a_proven_loss_stays_red_on_the_next_night_though_that_proves_nothing_alone() -> None:
-    slower = steady_nights({SPEED.name: 90.0}, 4, first=11)
+    slower = steady_nights({SPEED.name: 90.0}, 6, first=11)
     verdict = judge_speed(
         SPEED, [launch(94.0)], references(KNOWN, *steady_nights(USUAL, 10), *slower)
     )
