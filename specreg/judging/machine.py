@@ -144,8 +144,6 @@ class Wandering:
     Attributes:
         fold: the lasting changes of the machine. They only name since when it is slower.
         change: the change of tonight from the level; NaN if unknown.
-        is_too_slow: whether tonight is proven to be slower than tolerated; for a two-sided metric,
-            to be further from the level.
     """
 
     def __init__(
@@ -161,7 +159,16 @@ class Wandering:
         self._began = np.zeros(metrics, np.intp)
         self._level_nights = self.fold.level_nights
         self.change = np.full(metrics, np.nan)
-        self.is_too_slow = np.zeros(metrics, bool)
+        self._was_too_slow = np.zeros(metrics, bool)
+
+    @property
+    def is_too_slow(self) -> Bools:
+        """Whether tonight is proven to be slower than tolerated.
+
+        For a two-sided metric, whether it is further from the level. A night that doesn't show its
+        speed isn't too slow, and says nothing about the nights after it.
+        """
+        return np.asarray(self._was_too_slow & np.isfinite(self.change))
 
     def add(self, common: Floats, restarts: Bools) -> None:
         """Add the common change of a night."""
@@ -174,7 +181,8 @@ class Wandering:
             is_too_far = self._is_too_far(row, LOST) or (
                 bool(self._two_sided[row]) and self._is_too_far(row, GAINED)
             )
-            self.is_too_slow[row] = is_too_far or (self.is_too_slow[row] and not self._is_back(row))
+            stays = bool(self._was_too_slow[row]) and not restarts[row] and not self._is_back(row)
+            self._was_too_slow[row] = is_too_far or stays
 
     def _is_too_far(self, row: int, state: int) -> bool:
         """Return whether tonight alone, or the nights of an open loss or gain, prove it."""

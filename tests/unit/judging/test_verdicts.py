@@ -156,6 +156,28 @@ def test_a_few_cases_of_many_are_not_blamed_for_what_the_machine_lost_tonight() 
     assert Finding.LOST not in findings([*earlier, *few])
 
 
+def test_a_few_cases_do_not_say_that_a_machine_is_still_slow() -> None:
+    slow = nights(14, lambda _case, night: -0.16 * (night >= 10))
+    few = [
+        sample
+        for sample in slow
+        if sample.began_s < 14 * DAY_S or sample.case in {"case-0", "case-1", "case-2"}
+    ]
+    assert Finding.MACHINE_SLOW not in findings(few)
+    assert findings(slow) == {Finding.MACHINE_SLOW}
+
+
+def test_a_recording_starts_a_slow_machine_anew() -> None:
+    slow = nights(14, lambda _case, night: -0.16 * (night >= 10))
+    recorded = [
+        dataclasses.replace(
+            sample, starts_level=sample.starts_level or sample.began_s == 14 * DAY_S
+        )
+        for sample in slow
+    ]
+    assert Finding.MACHINE_SLOW not in findings(recorded)
+
+
 def test_what_is_measured_tonight_for_the_first_time_changes_no_earlier_verdict() -> None:
     samples = nights(12, lambda case, night: -0.055 * (case == 3 and night >= 8))
     further = [
