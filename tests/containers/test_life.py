@@ -18,7 +18,8 @@ from specreg.core.errors import ServerDiedError, ServerStartError
 from specreg.servers.containers import ARGUMENTS_VARIABLE, find_runtime
 from tests.containers.holder import PHASES
 from tests.containers.runtimes import IMAGES, RealRuntime
-from tests.doubles.vllm.script import Fault, Script
+from tests.doubles.vllm.script import Fault, Script, record_script
+from tests.faults.running import MATRIX, Hurt
 from tests.unit import builders
 from tests.unit.builders.started_servers import PROVISION, left_of, start
 
@@ -58,6 +59,25 @@ def test_a_start_that_fails_or_hangs_leaves_nothing(runtime: RealRuntime, tmp_pa
             start(folder, script, provision=IN_IMAGE, root=builders.ROOT, ready_within_s=8.0),
         ):
             pass
+    assert runtime.containers() == []
+    assert left_of(tmp_path) == []
+
+
+def test_a_server_that_hangs_is_named_and_its_container_ended(
+    runtime: RealRuntime, tmp_path: Path
+) -> None:
+    variables = record_script(Script(step_ms=8.0), tmp_path)
+    in_tier = ", ".join(f"{name} = {value!r}" for name, value in variables.items())
+    matrix = MATRIX.replace('OMP_NUM_THREADS = "1"', in_tier)
+    run = Hurt(folder=tmp_path, script=None, matrix=matrix)
+    with run.start(f"--specreg-image={IMAGES[0]}", "-k", "toy-c1 and acceptance") as suite:
+        wait_until(run.is_measuring(), 120)
+        for process in left_of(tmp_path):
+            process.suspend()
+        output, _ = suite.communicate(timeout=240)
+    explanations = [verdict.explanation for verdict in run.verdict().verdicts]
+    assert explanations, output
+    assert all(text.startswith("HUNG: no token came for 60 s") for text in explanations), output
     assert runtime.containers() == []
     assert left_of(tmp_path) == []
 
