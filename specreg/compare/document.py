@@ -242,7 +242,7 @@ def _hints(gate: Gate, decision: Decision, resume_options: str) -> Iterator[str]
         decision: its decision so far.
         resume_options: the options with which the command resumes the gate; empty if it needs none.
     """
-    needed = decision.needed_launches
+    needed = decision.needed_launches or _launches_to_judge(decision)
     if needed > MOST_WORTH_ASKING:
         yield from _lower_demands(decision, resume_options)
     elif needed:
@@ -257,6 +257,16 @@ def _hints(gate: Gate, decision: Decision, resume_options: str) -> Iterator[str]
             " machine needs fewer"
         )
     yield from decision.unclear
+
+
+def _launches_to_judge(decision: Decision) -> int:
+    """Return how many launches would judge the speeds that a lost gate has too few launches for."""
+    needed = [
+        verdict.needed_launches or 0
+        for verdict in decision.verdicts
+        if verdict.fails and verdict.has_code("few_launches")
+    ]
+    return max(needed, default=0)
 
 
 def _lower_demands(decision: Decision, resume_options: str) -> Iterator[str]:

@@ -457,6 +457,16 @@ def test_a_gate_without_a_launch_needs_as_many_as_a_speed_does(here: GateOptions
     assert hint.startswith("about 4 launches of each side would decide: type the same command;")
 
 
+def test_a_lost_gate_says_how_many_launches_would_judge_its_speeds_too(here: GateOptions) -> None:
+    options = dataclasses.replace(here, matrix=MATRIX, case_ids=[CASE], launches=1)
+    reports: list[Report] = []
+    gate = scripted(opened(options), accepting_less)
+    decision = run_to_end(gate, command="", resume_options="--resume", show=reports.append)
+    assert decision.answer is GateAnswer.DONT
+    (hint,) = reports[0].hints
+    assert "type the same command with --resume --launches 4" in hint
+
+
 def test_no_hint_asks_for_more_launches_than_anybody_waits_for(here: GateOptions) -> None:
     gate = opened(here)
     [pair] = gate.goal.pairs
@@ -549,4 +559,4 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     assert record_gate(gate, command="").run.exit_status == 10  # the answer stays
     assert "report.md': not written, Is a directory" in shown[-1]
     text = render_report(report)
-    assert text.startswith("? Can't tell yet whether to upgrade")
+    assert text.startswith("? Can't tell yet whether to ")
