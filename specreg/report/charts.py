@@ -13,7 +13,6 @@ from specreg.measurement.figures import ArmFigures, Figures
 from specreg.measurement.metrics import METRICS, Metric, better_frac
 from specreg.report.document import CaseReport, Report, Tone, began_at, last_verdicts
 from specreg.report.drawing import (
-    PLAIN,
     Axis,
     AxisStyle,
     Bar,
@@ -32,6 +31,7 @@ from specreg.report.since import first_bad, is_bad, moment_of
 from specreg.report.summary import tone_of
 from specreg.report.tables import (
     format_number,
+    interval_of,
     label_of,
     render_change,
     render_interval,
@@ -70,6 +70,9 @@ _SHOWN_CHANGE_FRAC = 0.05
 _LINE_COLORS = tuple(f"line{number}" for number in range(1, 7))
 _CHANGES = AxisStyle(unit="%", signed=True, least_range=1.0)
 """The axis of changes in percent. It spans at least 1 %, so that smaller changes look flat."""
+_SPEEDUPS = AxisStyle(prefix="×", contains=(0.0, 2.0))
+"""The axis of speedups, which is the same in most pictures, so that their bars can be compared."""
+_LEFT_OF_ONE = "Left of ×1: slower than without speculation."
 _NAMED_SHARES = (50, 90, 99)
 """The shares of requests, in percent, whose times have a dot."""
 LABEL_ROOM = 76
@@ -95,14 +98,14 @@ def speedup_picture(report: Report) -> IntervalPicture | None:
         return None
     baseline_note = ""
     if any(row.baseline is not None for row in rows):
-        baseline_note = "; the upright mark is the baseline"
+        baseline_note = "; the short mark is the baseline"
     return draw_intervals(
         "Speedup of each case",
         f"Throughput with speculation over throughput without it{_interval_note(rows)}"
-        f"{baseline_note}. Left of ×1 speculation costs more than it gains.",
+        f"{baseline_note}. {_LEFT_OF_ONE}",
         rows,
         reference=1.0,
-        style=AxisStyle(prefix="×"),
+        style=_SPEEDUPS,
     )
 
 
@@ -174,10 +177,10 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
             continue
         interval = None
         text = render_change(change_frac)
-        if comparison.low_frac is not None and comparison.high_frac is not None:
-            interval = (100 * comparison.low_frac, 100 * comparison.high_frac)
-            interval_text = render_interval(comparison.low_frac, comparison.high_frac)
-            text += f" ({interval_text})"
+        low_frac, high_frac = interval_of(verdict)
+        if low_frac is not None and high_frac is not None:
+            interval = (100 * low_frac, 100 * high_frac)
+            text += f" ({render_interval(low_frac, high_frac)})"
         # A row links to its case, unless the report of the case is missing.
         target = ""
         if verdict.case_id in case_ids:
@@ -226,10 +229,15 @@ def nights_needed(report: Report) -> IntervalPicture | None:
     return draw_intervals("Nights until it is decided", note, rows, reference=0.0)
 
 
-def waterfall(verdicts: Sequence[Verdict]) -> IntervalPicture | None:
+def waterfall(verdicts: Sequence[Verdict], before: str, now: str) -> IntervalPicture | None:
     """Draw how a lost speed fell from what was expected to its value, cause by cause.
 
-    The causes are left out if they aren't known.
+    The causes are left out if they aren't known. The bars of a speedup begin at ×1.
+
+    Args:
+        verdicts: the verdicts on a case.
+        before: what the expected value is called.
+        now: what the value is called.
 
     Returns:
         None if no verdict is on a lost speed with a known value.
@@ -249,8 +257,8 @@ def waterfall(verdicts: Sequence[Verdict]) -> IntervalPicture | None:
     fall = falls[0]
     metric = METRICS[fall.metric]
     level = fall.comparison.expected or 0.0
-    before = render_value(metric.name, level)
-    rows = [IntervalRow(label="before", text=before, value=level)]
+    text = render_value(metric.name, level)
+    rows = [IntervalRow(label=before, text=text, value=level, tone="was")]
     for name, change_frac in fall.cause.parts if fall.cause else ():
         # Each cause begins where the one before it ends.
         start = level
@@ -260,12 +268,13 @@ def waterfall(verdicts: Sequence[Verdict]) -> IntervalPicture | None:
         text = f"{render_change(change_frac)}, to {render_value(metric.name, level)}"
         rows.append(IntervalRow(label=f"by {name}", text=text, value=level, start=start, tone=tone))
     value = fall.value or 0.0
-    interval = _value_interval(metric, fall)
-    now = render_value(metric.name, value)
-    rows.append(IntervalRow(label="now", text=now, value=value, interval=interval, tone="bad"))
-    title = label_of(metric.name)
-    style = AxisStyle(prefix="×") if metric.name == _SPEEDUP else PLAIN
-    return draw_intervals(f"{title[0].upper()}{title[1:]}", "", rows, reference=0.0, style=style)
+    text = render_value(metric.name, value)
+    rows.append(IntervalRow(label=now, text=text, value=value, tone="bad"))
+    title = label_of(metric.name).capitalize()
+    if metric.name == _SPEEDUP:
+        note = _LEFT_OF_ONE if value < 1 else ""
+        return draw_intervals(title, note, rows, reference=1.0, style=_SPEEDUPS)
+    return draw_intervals(title, "", rows, reference=0.0)
 
 
 def _is_speed(name: str) -> bool:
@@ -279,20 +288,28 @@ def positions_picture(
 ) -> BarPicture | None:
     """Draw the accepted draft positions of a case beside those of its baseline; None without any.
 
-    Positions that are REGRESSED are marked, and so are those that lost more than a tenth. Without a
-    title, the case's id is the title, and links to the case.
+    A position has the values of its verdict, if there is one. Positions that are REGRESSED are
+    marked, and so are those that lost more than a tenth. Without a title, the case's id is the
+    title, and links to the case.
     """
     if case.figures is None or case.figures.acceptance is None:
         return None
-    shares = case.figures.acceptance.total.marginal_frac
+    shares = list(case.figures.acceptance.total.marginal_frac)
     if not shares:
         return None
-    expected = case.expected.marginal_frac if case.expected is not None else ()
-    lost = {
-        METRICS[verdict.metric].position
-        for verdict in verdicts
-        if verdict.metric in METRICS and verdict.outcome is Outcome.REGRESSED
-    }
+    expected = list(case.expected.marginal_frac) if case.expected is not None else []
+    lost = set()
+    for verdict in verdicts:
+        position = METRICS[verdict.metric].position if verdict.metric in METRICS else None
+        if position is None:
+            continue
+        if verdict.outcome is Outcome.REGRESSED:
+            lost.add(position)
+        before = verdict.comparison.expected
+        is_drawn = position <= min(len(shares), len(expected))
+        if is_drawn and before is not None and verdict.value is not None:
+            shares[position - 1] = verdict.value
+            expected[position - 1] = before
     return BarPicture(
         title=title or case.case_id,
         target="" if title else case.case_id,
@@ -598,13 +615,12 @@ def _unfine_dots(
 
 
 def _notes_on(metric: Metric, line: _Line) -> Iterator[str]:
-    """Yield since when a line alone is bad, and which values the ends of its axis stand for."""
+    """Yield since when a line alone is bad, and which value the dashed line stands for."""
     if line.bad_run is not None:
         yield f"Not fine since {moment_of(line.bad_run)}."
-    last = render_value(metric.name, line.runs[-1].values[metric.name])
     level = render_value(metric.name, line.level)
-    subject = "baseline" if metric.name in line.case.expected else "first night"
-    yield f"Last night {last}, {subject} {level}."
+    subject = "baseline" if metric.name in line.case.expected else "first run"
+    yield f"Dashed: the {subject}, {level}."
 
 
 def version_starts(runs: Iterable[tuple[int, str, str]]) -> list[tuple[int, str]]:

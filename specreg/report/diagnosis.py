@@ -3,10 +3,12 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import CaseReport
+from specreg.report.tables import render_change
 from specreg.verdicts.verdict import Outcome, Verdict
 
 _LOST_FRAC = 0.9
@@ -16,7 +18,17 @@ _KEPT_FRAC = 0.98
 _NEVER_ACCEPTED_FRAC = 0.1
 """If a first draft is accepted more rarely than this, it is as good as never accepted."""
 _STEP_FRAC = 0.05
-"""The cost of a step is a finding of its own from this share of the speed on."""
+"""The cost of a step is a finding beside a lost acceptance from this share of the speed on."""
+_BOTH = 2
+_MOST_NAMED = 3
+"""The most cases that a sentence names."""
+
+
+class _Sentence(NamedTuple):
+    """What was found, and what it usually means."""
+
+    found: str
+    advice: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,42 +37,117 @@ class Finding:
 
     Attributes:
         code: identifies the rule that found it; it is a key of `FINDINGS`.
-        facts: the numbers and names that the sentence of the rule contains.
+        amount: how much was lost; empty if the rule has no number.
+        facts: the names that the sentence of the rule contains.
     """
 
     code: str
-    facts: Mapping[str, str]
+    amount: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        return FINDINGS[self.code].format_map(self.facts)
+        return self.render(self.amount)
+
+    @property
+    def cause(self) -> tuple[object, ...]:
+        """What is equal in cases that lost something in the same way."""
+        return self.code, self.facts
+
+    def render(self, amount: str, where: str = "", advice: str = "") -> str:
+        """Return the sentence.
+
+        Args:
+            amount: how much was lost.
+            where: words before what was found, such as `In both cases`.
+            advice: replaces what the finding usually means.
+        """
+        found, usual_advice = FINDINGS[self.code]
+        subject = " ".join(filter(None, (where, found.format_map(dict(self.facts)))))
+        if amount:
+            subject += f" ({amount})"
+        return f"{subject[0].upper()}{subject[1:]}: {advice or usual_advice}."
 
 
-FINDINGS: Mapping[str, str] = {
-    LOSSLESS: "Speculation changes the text: look at the verifier, or at kernels that depend on"
-    " the batch.",
-    SAMPLING: "Tokens are drawn from another distribution: look at the rejection sampler.",
-    ORACLE: "The engine doesn't draft as its models do: look at the drafter, then at the verifier.",
-    "ONE_CATEGORY": "Only '{category}' lost acceptance ({before} → {now} drafts a step): look at"
-    " its prompts.",
-    "DRAFT_NOT_LOADED": "The first draft is accepted in {now} of the steps, before in {before}: the"
-    " draft's weights weren't loaded.",
-    "OTHER_MODEL": "Drafts are lost from the first position on ({before} → {now}): the draft or the"
-    " target is another model.",
-    "LATER_POSITIONS": "Only drafts from position {position} on are lost ({before} → {now}): the"
-    " drafter's own state is probably wrong.",
-    "STEP_COSTS_MORE": "Acceptance is as before, and a step takes longer: look at the engine, its"
-    " flags or the machine.",
-    "STEP_TOO": "A step takes longer ({change} of the speed): look at the engine, its flags or the"
-    " machine.",
+FINDINGS: Mapping[str, _Sentence] = {
+    LOSSLESS: _Sentence(
+        "speculation changes the text",
+        "look at the verifier, or at kernels that depend on the batch",
+    ),
+    SAMPLING: _Sentence(
+        "tokens are drawn from another distribution", "look at the rejection sampler"
+    ),
+    ORACLE: _Sentence(
+        "the engine doesn't draft as its models do", "look at the drafter, then at the verifier"
+    ),
+    "ONE_CATEGORY": _Sentence("only '{category}' lost acceptance", "look at its prompts"),
+    "DRAFT_NOT_LOADED": _Sentence(
+        "the first draft is hardly ever accepted", "usually the draft's weights weren't loaded"
+    ),
+    "OTHER_MODEL": _Sentence(
+        "drafts are lost from the first position on",
+        "usually the draft or the target is another model",
+    ),
+    "LATER_POSITIONS": _Sentence("only {drafts} lost", "usually the drafter's own state is wrong"),
+    "STEP_COSTS_MORE": _Sentence(
+        "a step takes longer", "look at the engine, its flags or the machine"
+    ),
 }
 """The sentence of each finding."""
+_OF_DRAFTERS = ("DRAFT_NOT_LOADED", "OTHER_MODEL", "LATER_POSITIONS")
+_DRAFTERS_FAIL_ALIKE = "different drafters rarely fail alike, so look first at the engine"
+
+
+def say_once(
+    findings: Mapping[str, Sequence[Finding]],
+    names: Mapping[str, str],
+    drafters: Mapping[str, object],
+) -> tuple[Sequence[str], Mapping[str, Sequence[str]]]:
+    """Return a sentence for each cause that several cases share, and what each has of its own.
+
+    Args:
+        findings: the findings of each case that lost anything, by its id, the worst case first.
+        names: the short name of each case.
+        drafters: what drafts in each case.
+    """
+    ids_by_cause: dict[tuple[object, ...], list[str]] = {}
+    first_findings: dict[tuple[object, ...], Finding] = {}
+    for case_id, own_findings in findings.items():
+        for finding in own_findings:
+            ids_by_cause.setdefault(finding.cause, []).append(case_id)
+            first_findings.setdefault(finding.cause, finding)
+    shared = []
+    for cause, case_ids in ids_by_cause.items():
+        if len(case_ids) == 1:
+            continue
+        finding = first_findings[cause]
+        advice = ""
+        if finding.code in _OF_DRAFTERS and len({drafters[case_id] for case_id in case_ids}) > 1:
+            advice = _DRAFTERS_FAIL_ALIKE
+        amount = f"{finding.amount} in {names[case_ids[0]]}" if finding.amount else ""
+        where = _where([names[case_id] for case_id in case_ids], len(findings))
+        shared.append(finding.render(amount, where, advice))
+    own = {
+        case_id: [str(finding) for finding in own if len(ids_by_cause[finding.cause]) == 1]
+        for case_id, own in findings.items()
+    }
+    return shared, own
+
+
+def _where(names: Sequence[str], cases: int) -> str:
+    """Say in which of so many cases something was found."""
+    if len(names) == cases:
+        return "In both cases" if cases == _BOTH else f"In all {cases} cases"
+    if len(names) > _MOST_NAMED:
+        return f"In {len(names)} of {cases} cases"
+    *others, last = names
+    return f"In {', '.join(others)} and {last}"
 
 
 def diagnose(case: CaseReport, lost: Sequence[Verdict]) -> Iterator[Finding]:
     """Yield what the losses of a case point to, the larger one first; nothing if no rule fits."""
     for verdict in lost:
         if verdict.outcome is Outcome.WRONG and verdict.metric in FINDINGS:
-            yield Finding(code=verdict.metric, facts={})
+            yield Finding(code=verdict.metric)
     quantities = {METRICS[verdict.metric].quantity for verdict in lost if verdict.metric in METRICS}
     findings = []
     if "acceptance" in quantities:
@@ -93,8 +180,8 @@ def _lost_category(case: CaseReport) -> Finding | None:
     if len(lost) != 1 or len(case.figures.acceptance.by_category) == 1:
         return None
     [(name, before, now)] = lost
-    facts = {"category": name, "before": f"{before - 1:.2f}", "now": f"{now - 1:.2f}"}
-    return Finding(code="ONE_CATEGORY", facts=facts)
+    amount = f"{before - 1:.2f} → {now - 1:.2f} drafts a step"
+    return Finding(code="ONE_CATEGORY", amount=amount, facts=(("category", name),))
 
 
 def _lost_position(case: CaseReport, lost: Sequence[Verdict]) -> Finding | None:
@@ -116,12 +203,14 @@ def _lost_position(case: CaseReport, lost: Sequence[Verdict]) -> Finding | None:
         if now / now_reached >= _LOST_FRAC * before / before_reached:
             continue
         old_frac, new_frac = _judged_shares(position, lost) or (before, now)
-        facts = {"position": str(position), "before": f"{old_frac:.1%}", "now": f"{new_frac:.1%}"}
+        amount = f"{old_frac:.1%} → {new_frac:.1%}"
         if position > 1:
-            return Finding(code="LATER_POSITIONS", facts=facts)
-        if now < _NEVER_ACCEPTED_FRAC:
-            return Finding(code="DRAFT_NOT_LOADED", facts=facts)
-        return Finding(code="OTHER_MODEL", facts=facts)
+            drafts = f"drafts from position {position} on are"
+            if position == len(before_fracs):
+                drafts = f"the draft at position {position} is"
+            return Finding(code="LATER_POSITIONS", amount=amount, facts=(("drafts", drafts),))
+        code = "DRAFT_NOT_LOADED" if now < _NEVER_ACCEPTED_FRAC else "OTHER_MODEL"
+        return Finding(code=code, amount=amount)
     return None
 
 
@@ -144,15 +233,20 @@ def _is_mostly_time(lost: Sequence[Verdict]) -> bool:
 
 
 def _lost_time(lost: Sequence[Verdict], *, has_lost_acceptance: bool) -> Iterator[Finding]:
-    """Yield a finding if the steps of a case take longer."""
-    if not has_lost_acceptance:
-        yield Finding(code="STEP_COSTS_MORE", facts={})
-        return
+    """Yield a finding if the steps of a case take longer, with the share of the speed they cost."""
     for verdict in lost:
-        if verdict.cause is None:
+        change_frac = verdict.comparison.change_frac
+        metric = METRICS.get(verdict.metric)
+        if metric is None or not metric.of_output or change_frac is None:
             continue
-        changes = dict(verdict.cause.parts)
-        change_frac = changes.get("the cost of a step", 0.0)
-        if change_frac < -_STEP_FRAC:
-            yield Finding(code="STEP_TOO", facts={"change": f"{change_frac:+.0%}"})
+        if metric.sign < 0:
+            # The change of a time, as that of the speed which is its inverse.
+            change_frac = 1 / (1 - change_frac) - 1
+        if verdict.cause is not None:
+            change_frac = dict(verdict.cause.parts).get("the cost of a step", 0.0)
+        elif has_lost_acceptance:
+            continue
+        if change_frac < (-_STEP_FRAC if has_lost_acceptance else 0.0):
+            amount = f"{render_change(change_frac)} of the speed"
+            yield Finding(code="STEP_COSTS_MORE", amount=amount)
             return

@@ -46,12 +46,14 @@ class AxisStyle:
         unit: the text after each label.
         signed: whether labels above 0 have a plus sign.
         least_range: the least distance between its ends; 1 % of its largest value if that is more.
+        contains: values that it contains besides those that are drawn.
     """
 
     prefix: str = ""
     unit: str = ""
     signed: bool = False
     least_range: float = 0.0
+    contains: tuple[float, ...] = ()
 
 
 PLAIN = AxisStyle()
@@ -80,7 +82,9 @@ class Axis:
         Values beyond ±1e200 count as ±1e200.
         """
         finite_values = [
-            min(max(value, -_LARGEST), _LARGEST) for value in values if math.isfinite(value)
+            min(max(value, -_LARGEST), _LARGEST)
+            for value in (*values, *style.contains)
+            if math.isfinite(value)
         ]
         low = min(finite_values, default=0.5)
         high = max(finite_values, default=0.5)

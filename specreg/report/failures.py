@@ -6,7 +6,7 @@ from specreg.core.readable import readable_line
 from specreg.core.values import readable_values
 from specreg.engines.launch_facts import changed_facts
 from specreg.report.document import CaseReport, Report, flat_fields
-from specreg.report.tables import compared_cells, label_of, render_value
+from specreg.report.tables import compared_cells, interval_of, label_of, render_value
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 _RECORDED = "recorded"
@@ -42,7 +42,7 @@ def sentence_of(verdict: Verdict, expectation: str = _RECORDED) -> str:
         expected = f"{cells.expected} a step"
     direction = _direction(comparison, comparison.change_frac)
     percent = 100 * abs(comparison.change_frac)
-    interval = _interval_words(comparison)
+    interval = _interval_words(verdict)
     change = f"{direction} by {percent:.1f} % ({interval})"
     sentence = f"{subject}, {expectation} {expected}: {change}"
     if comparison.tolerated:
@@ -67,16 +67,15 @@ def _direction(comparison: Comparison, change_frac: float) -> str:
     return "worse" if change_frac < 0 else "better"
 
 
-def _interval_words(comparison: Comparison) -> str:
+def _interval_words(verdict: Verdict) -> str:
     """Return the interval of a change in percent, with directions if it contains 0."""
-    low_percent = 100 * (comparison.low_frac or 0.0)
-    high_percent = 100 * (comparison.high_frac or 0.0)
+    low_percent, high_percent = (100 * (end_frac or 0.0) for end_frac in interval_of(verdict))
     # If the whole interval is on one side of 0, the sentence says already on which.
     if low_percent * high_percent >= 0:
         nearer, farther = sorted((abs(low_percent), abs(high_percent)))
         return f"{nearer:.1f} to {farther:.1f} %"
-    down = _direction(comparison, -1.0)
-    up = _direction(comparison, 1.0)
+    down = _direction(verdict.comparison, -1.0)
+    up = _direction(verdict.comparison, 1.0)
     return f"{-low_percent:.1f} % {down} to {high_percent:.1f} % {up}"
 
 

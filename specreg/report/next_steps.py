@@ -84,7 +84,7 @@ def _after_recording(report: Report) -> Commands:
 
 
 def _after_run(report: Report) -> Iterator[Part]:
-    """Yield commands that look again, decide or record; if there are none, say so."""
+    """Yield commands that look again, decide or record; if there are none, the same command."""
     options = report.origin.options
     whole_ids = _whole_ids(report)
     steps = list(_repairs(report, whole_ids))
@@ -96,8 +96,9 @@ def _after_run(report: Report) -> Iterator[Part]:
         steps.append(Commands("record what this machine does", (command,)))
     yield from steps
     if not steps:
-        # What was typed stands above in a terminal, and below on a page.
-        yield Text("Next: the same command again, another night.")
+        judged_ids = list(dict.fromkeys(verdict.case_id for verdict in report.run.verdicts))
+        command = run_command(_named(judged_ids, whole_ids), options, report.tier_cases)
+        yield Commands("run it again, another night", (command,))
 
 
 def _repairs(report: Report, whole_ids: Collection[str]) -> Iterator[Commands]:

@@ -43,9 +43,11 @@ from specreg.report.tables import (
     compared_cells,
     distributions_of,
     format_number,
+    interval_of,
     label_of,
     render_change,
     render_interval,
+    render_value,
     settings_of,
 )
 from specreg.report.terminal import columns_of, render_notes
@@ -232,7 +234,17 @@ def _interval_and_tolerance(verdict: Verdict) -> str:
 
 
 def _interval_of(verdict: Verdict) -> str:
-    return render_interval(verdict.comparison.low_frac, verdict.comparison.high_frac)
+    return render_interval(*interval_of(verdict))
+
+
+def _change_or_values(verdict: Verdict) -> str:
+    """Return the change of a figure, or else its values."""
+    comparison = verdict.comparison
+    if comparison.change_frac is not None:
+        return render_change(comparison.change_frac)
+    if comparison.expected is None:
+        return render_value(verdict.metric, verdict.value)
+    return f"{format_number(comparison.expected)} → {format_number(verdict.value)}"
 
 
 def _log_links(case: CaseReport) -> list[tuple[str, str]]:
@@ -292,7 +304,8 @@ TEMPLATES.filters.update(
     compared=lambda verdict: compared_cells(
         verdict.metric, verdict.comparison.expected, verdict.value
     ),
-    change=render_change,
+    change=_change_or_values,
+    percent=render_change,
     interval=_interval_of,
     energy=energy_picture,
     watts=power_picture,

@@ -29,9 +29,14 @@ class VerdictLine:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph."""
+    """A paragraph.
+
+    Attributes:
+        is_note: whether it explains how something was measured, which a page shows small.
+    """
 
     text: str
+    is_note: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,12 @@ from specreg.report.document import Report
 from specreg.report.drawing import BarPicture, CurvePicture, IntervalPicture
 from specreg.report.failures import by_case
 from specreg.report.page import TEMPLATES
-from specreg.report.parts import Chart, Section
+from specreg.report.parts import Chart, Section, Text
 from specreg.report.sentence import answer_of, comparison_of
 from specreg.report.summary import MARKS
 from specreg.report.view import view_of
 
-_WIDTH_CHARS = 78
+_WIDTH_CHARS = 72
 """How many characters a line of the verdict's card holds."""
 _STYLE = files("specreg.report").joinpath("templates/style.css").read_text()
 _COLORS = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", _STYLE.partition("@media")[0]))
@@ -116,9 +116,11 @@ def _pictures(report: Report) -> Iterator[tuple[str, Picture]]:
 def _card(report: Report) -> str:
     """Draw the answer, what was compared, and the evidence of the worst case."""
     tone, sentence = answer_of(report)
-    texts = [comparison_of(report)]
+    view = view_of(report)
+    texts = [part.text for part in view if isinstance(part, Text) and not part.is_note]
+    texts.append(comparison_of(report))
     pictures: list[Picture] = []
-    sections = [part for part in view_of(report) if isinstance(part, Section)]
+    sections = [part for part in view if isinstance(part, Section)]
     if sections:
         texts += [f"{sections[0].name}: {finding}" for finding in sections[0].findings]
         pictures += [part.picture for part in sections[0].parts if isinstance(part, Chart)]
@@ -131,7 +133,7 @@ def _card(report: Report) -> str:
 
 def _draw(title: str, texts: Sequence[str], pictures: Sequence[Picture], tone: str = "") -> str:
     """Draw pictures one below the other, under a title and texts."""
-    lines = [wrapped for text in texts for wrapped in textwrap.wrap(text, _WIDTH_CHARS + 14)]
+    lines = [wrapped for text in texts for wrapped in textwrap.wrap(text, _WIDTH_CHARS + 18)]
     return TEMPLATES.get_template("pictures.svg.jinja").render(
         secrets=known_secrets(),
         shared=_InlineDrawings(),

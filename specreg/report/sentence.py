@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from specreg.core.counted import counted
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
-from specreg.measurement.metrics import METRICS
+from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import (
     ArmReport,
     CaseReport,
@@ -16,7 +16,7 @@ from specreg.report.document import (
     began_at,
     last_verdicts,
 )
-from specreg.report.tables import label_of, render_value
+from specreg.report.tables import format_number, label_of, render_value
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
@@ -25,6 +25,10 @@ _SPEEDUP = "speedup_ratio"
 _LOST = (Outcome.WRONG, Outcome.REGRESSED)
 _ALONE_FRAC = 0.9
 """A part of a change is named as its only cause from this share on."""
+_LARGE_FRAC = 0.1
+"""A change for the worse that nobody judged is said from this share on."""
+_MOST_LISTED = 3
+"""The most cases that a sentence lists."""
 _LONGEST_NAME = 40
 """A side with a longer name, such as one of several settings, is named below the answer."""
 _WRONG = {
@@ -168,6 +172,38 @@ def _main_cause(loss: Verdict) -> str:
     return f"by {name} alone" if losses[name] >= _ALONE_FRAC * total else f"mostly by {name}"
 
 
+def unjudged_change(report: Report) -> str:
+    """Name a figure of each case that looks much worse, though too few launches can tell.
+
+    Returns:
+        Empty without such a figure.
+    """
+    names = short_names(report)
+    changes: dict[str, str] = {}
+    needed_launches = 0
+    for verdict in last_verdicts(report.run.verdicts):
+        comparison = verdict.comparison
+        is_undecided = verdict.outcome is Outcome.INCONCLUSIVE and comparison.change_frac is None
+        if verdict.case_id in changes or not (is_undecided and verdict.needed_launches):
+            continue
+        metric = METRICS.get(verdict.metric)
+        if metric is None or comparison.expected is None or verdict.value is None:
+            continue
+        if better_frac(metric, verdict.value, comparison.expected) < -_LARGE_FRAC:
+            before = format_number(comparison.expected)
+            values = f"{before} → {render_value(metric.name, verdict.value)}"
+            name = names.get(verdict.case_id, verdict.case_id)
+            changes[verdict.case_id] = f"{label_of(metric.name)} {values} in {name}"
+            needed_launches = max(needed_launches, verdict.needed_launches)
+    if not changes:
+        return ""
+    parts = list(changes.values())[:_MOST_LISTED]
+    if len(changes) > _MOST_LISTED:
+        parts.append(f"{len(changes) - _MOST_LISTED} more")
+    listed = ", ".join(parts)
+    return f"Too few launches to judge: {listed}; --launches {needed_launches} would decide."
+
+
 def _unjudged(report: Report, failing: Sequence[Verdict]) -> str:
     """Say how many figures couldn't be judged, and why the first of them couldn't."""
     # A broken meter or machine explains more than a figure that is undecided.
@@ -188,7 +224,7 @@ def _nothing_lost(report: Report, verdicts: Sequence[Verdict]) -> tuple[Tone, st
     parts = []
     held = sum(verdict.outcome in GOOD for verdict in verdicts)
     if held:
-        parts.append(_held(held))
+        parts.append(_held(verdicts))
     undecided = [verdict for verdict in verdicts if verdict.outcome is Outcome.INCONCLUSIVE]
     if undecided:
         parts.append(_needed_nights(undecided))
@@ -207,9 +243,14 @@ def _needed_nights(undecided: Sequence[Verdict]) -> str:
     return f"{len(undecided)} {needs} {nights}"
 
 
-def _held(figures: int) -> str:
+def _held(verdicts: Sequence[Verdict]) -> str:
     """Say how many figures hold."""
-    return f"{counted(figures, 'figure')} {'holds' if figures == 1 else 'hold'}"
+    held = [verdict for verdict in verdicts if verdict.outcome in GOOD]
+    cases = len({verdict.case_id for verdict in held})
+    figures = counted(len(held), "figure")
+    if cases > 1:
+        figures += f" of {cases} cases"
+    return f"{figures} {'holds' if len(held) == 1 else 'hold'}"
 
 
 def _doubts(report: Report, verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -259,20 +300,19 @@ def _answer_of_sides(report: Report) -> tuple[Tone, str]:
     verdicts = last_verdicts(report.run.verdicts)
     failing = [verdict for verdict in verdicts if verdict.fails]
     lost = [verdict for verdict in failing if verdict.outcome in _LOST]
-    details = _held(sum(verdict.outcome in GOOD for verdict in verdicts))
+    details = _held(verdicts)
     if lost:
         details = _losses(report, lost)
     elif failing:
         details = _unjudged(report, failing)
-    return headline.tone, f"{_GATE_WORDS[headline.subject]} to {side_b}: {details}"
+    a, b = ((arm.text, arm.engine_versions) for arm in report.arms)
+    words = _GATE_WORDS[headline.subject].format("switch" if a == b else "upgrade")
+    return headline.tone, f"{words[0].upper()}{words[1:]} to {side_b}: {details}"
 
 
-_GATE_WORDS = {
-    "UPGRADE": "Upgrade",
-    "DON'T": "Don't upgrade",
-    "UNDECIDED": "Can't tell yet whether to upgrade",
-}
-"""The beginning of a gate's sentence, by the subject of its headline."""
+_GATE_WORDS = {"UPGRADE": "{}", "DON'T": "don't {}", "UNDECIDED": "can't tell yet whether to {}"}
+"""The beginning of a gate's sentence, by the subject of its headline. An equal version needs no
+upgrade."""
 
 
 def side_names(arms: Sequence[ArmReport]) -> tuple[str, str]:

@@ -1,10 +1,11 @@
 """Show outcomes as symbols and tones, and note what the answer of a report leaves open."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from specreg.measurement.metrics import METRICS
 from specreg.report.document import ArmReport, Report, Tone
-from specreg.verdicts.verdict import Outcome, Verdict
+from specreg.verdicts.verdict import JUDGED, Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
 _MAX_REASONS = 3
@@ -65,7 +66,7 @@ OUTCOMES: Mapping[Outcome, OutcomeText] = {
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     """Return the tone of the worst verdict; doubt without any verdict."""
-    tones = {_tone_of_verdict(verdict) for verdict in verdicts}
+    tones = {OUTCOMES[verdict.outcome].tone for verdict in verdicts}
     worst_first = (Tone.BAD, Tone.DOUBT, Tone.GOOD)
     for tone in worst_first:
         if tone in tones:
@@ -73,18 +74,11 @@ def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     return Tone.DOUBT
 
 
-def _tone_of_verdict(verdict: Verdict) -> Tone:
-    """Return the tone of a verdict. An INCONCLUSIVE one is bad if its test fails."""
-    if verdict.outcome is Outcome.INCONCLUSIVE and verdict.fails:
-        return Tone.BAD
-    return OUTCOMES[verdict.outcome].tone
-
-
 def notes_of(report: Report) -> Iterator[str]:
     """Yield a description of each side, if any, and notes on what the headlines leave open."""
     run = report.run
     is_gate = bool(report.arms)
-    yield from map(_describe_arm, report.arms)
+    yield from _describe_arms(report.arms)
     if not run.complete and is_gate:
         yield "The gate was cut short before everything was decided."
     elif run.verdicts and not run.complete:
@@ -100,8 +94,18 @@ def notes_of(report: Report) -> Iterator[str]:
         yield _skipped_note(run.skipped, len(report.tier_cases))
     if run.no_power:
         yield f"Power was not measured: {run.no_power}."
-    if run.load is not None and run.load.is_high:
-        yield f"The machine was busy when the run began: {run.load}."
+
+
+def busy_note(report: Report) -> str:
+    """Say what it means for a run that other programs used its machine; empty if none did."""
+    load = report.run.load
+    if load is None or not load.is_high:
+        return ""
+    judged = [verdict.metric for verdict in report.run.verdicts if verdict.outcome in JUDGED]
+    speeds = "no speed was judged"
+    if any(name in METRICS and METRICS[name].quantity == "speed" for name in judged):
+        speeds = "speeds may, and were judged all the same"
+    return f"The machine was busy ({load}): acceptance doesn't depend on that; {speeds}."
 
 
 def _incomplete_note(report: Report) -> str:
@@ -131,11 +135,16 @@ def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
     return f"Cases that were skipped: {len(skipped)} of {cases}. {'; '.join(parts)}."
 
 
-def _describe_arm(arm: ArmReport) -> str:
-    """Describe a side: what was typed and installed, and which versions its servers reported."""
-    description = f"{arm.name} is {arm.text}"
-    if arm.installed:
-        description += f": {arm.installed}"
-    if arm.engine_versions:
-        description += f"; its servers reported {', '.join(arm.engine_versions)}"
-    return description
+def _describe_arms(arms: Iterable[ArmReport]) -> Iterator[str]:
+    """Describe each side: what was typed and installed, and which versions its servers reported."""
+    names_by_description: dict[str, list[str]] = {}
+    for arm in arms:
+        description = arm.text
+        if arm.installed:
+            description += f": {arm.installed}"
+        if arm.engine_versions:
+            description += f"; its servers reported {', '.join(arm.engine_versions)}"
+        names_by_description.setdefault(description, []).append(arm.name)
+    for description, names in names_by_description.items():
+        are = "is" if len(names) == 1 else "are both"
+        yield f"{' and '.join(names)} {are} {description}"

@@ -18,6 +18,7 @@ from specreg.measurement.metrics import METRICS
 from specreg.report.screen import LOG, Screen
 from specreg.stats.percentiles import Summary
 from specreg.telemetry.power_record import ArmPower, PowerRecord
+from specreg.verdicts.verdict import Verdict
 
 
 class Layout(NamedTuple):
@@ -145,6 +146,19 @@ def render_change(change_frac: float | None) -> str:
     if change_frac is None:
         return NOTHING
     return f"{change_frac:+.1%}"
+
+
+def interval_of(verdict: Verdict) -> tuple[float | None, float | None]:
+    """Return the ends of the interval of a change.
+
+    The interval of a ratio of counts may reach below -1, but nothing loses more than all of itself.
+    Only a time has no such end.
+    """
+    low_frac = verdict.comparison.low_frac
+    metric = METRICS.get(verdict.metric)
+    if low_frac is not None and metric is not None and metric.sign > 0:
+        low_frac = max(low_frac, -1.0)
+    return low_frac, verdict.comparison.high_frac
 
 
 def render_interval(low_frac: float | None, high_frac: float | None) -> str:

@@ -23,6 +23,7 @@ from specreg.report.tables import (
     NOTHING,
     Layout,
     compared_cells,
+    interval_of,
     label_of,
     render_change,
     render_interval,
@@ -196,7 +197,7 @@ def render_verdicts(
             cells.expected,
             cells.value,
             render_change(comparison.change_frac),
-            render_interval(comparison.low_frac, comparison.high_frac),
+            render_interval(*interval_of(verdict)),
             comparison.tolerated or NOTHING,
             StyledText(verdict.outcome, style),
         ]
@@ -326,7 +327,11 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
     for verdict in verdicts:
         is_noted = verdict.outcome in _NOTED or verdict.lacks in _LACKS_NOTED
         if verdict.reason is not None and is_noted:
-            note = f"{verdict.case_id}: {verdict.explanation}"
+            subject = verdict.case_id
+            if verdict.comparison.expected is not None:
+                expected = verdict.comparison.expected
+                subject += f", {compared_cells(verdict.metric, expected, verdict.value).name}"
+            note = f"{subject}: {verdict.explanation}"
             first_notes.setdefault((verdict.case_id, verdict.outcome), note)
         if verdict.comparison.against not in {"", environment}:
             foreign_origins[verdict.case_id] = verdict.comparison.against

@@ -1,16 +1,23 @@
 """Say what a report comes to. The terminal, the page and Markdown render the parts alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from specreg.report.charts import positions_picture, waterfall
-from specreg.report.diagnosis import diagnose
+from specreg.report.diagnosis import diagnose, say_once
 from specreg.report.document import CaseReport, Report, Tone, last_verdicts
 from specreg.report.failures import by_case, changes_since_baseline, expectation_of, render_failures
 from specreg.report.next_steps import next_steps
 from specreg.report.parts import Chart, Fold, Output, Part, Section, Text, VerdictLine, View
-from specreg.report.sentence import answer_of, comparison_of, leading_loss, short_names, weight_of
+from specreg.report.sentence import (
+    answer_of,
+    comparison_of,
+    leading_loss,
+    short_names,
+    unjudged_change,
+    weight_of,
+)
 from specreg.report.since import since_when
-from specreg.report.summary import notes_of, tone_of
+from specreg.report.summary import busy_note, notes_of, tone_of
 from specreg.verdicts.verdict import Outcome, Verdict
 
 _LOST = {Outcome.WRONG, Outcome.REGRESSED}
@@ -19,38 +26,53 @@ _MAX_ERROR_CHARS = 6_000
 
 
 def view_of(report: Report) -> View:
-    """Return the answer, what was compared, notes, what to type next, and what needs a look."""
+    """Return the answer and its causes, what was compared, what to type, and what needs a look."""
     tone, sentence = answer_of(report)
-    notes = [Text(note) for note in notes_of(report)]
+    failing = by_case(verdict for verdict in last_verdicts(report.run.verdicts) if verdict.fails)
+    # The worst loss comes first, as it does in the sentence.
+    worst_first = dict(sorted(failing.items(), key=lambda item: _badness(item[1]), reverse=True))
+    causes, own_findings = _findings(report, worst_first)
+    important = filter(None, (*causes, unjudged_change(report), busy_note(report)))
     return (
         VerdictLine(tone=tone, text=sentence),
+        *(Text(text, is_note=False) for text in important),
         Text(comparison_of(report)),
-        *notes,
+        *map(Text, notes_of(report)),
         *next_steps(report),
-        *_sections(report),
+        *_sections(report, worst_first, own_findings),
     )
 
 
-def _sections(report: Report) -> Iterator[Section]:
-    """Yield a section for each case with a failed verdict, those with bad news first."""
-    failing = [verdict for verdict in last_verdicts(report.run.verdicts) if verdict.fails]
+def _findings(
+    report: Report, failing: Mapping[str, Sequence[Verdict]]
+) -> tuple[Sequence[str], Mapping[str, Sequence[str]]]:
+    """Return what the losses of several cases point to, and those of each case alone."""
+    cases = {case.case_id: case for case in report.cases}
+    findings = {}
+    for case_id, verdicts in failing.items():
+        lost = [verdict for verdict in verdicts if verdict.outcome in _LOST]
+        if lost and case_id in cases:
+            findings[case_id] = list(diagnose(cases[case_id], lost))
+    drafters = {case_id: (case.method, case.draft) for case_id, case in cases.items()}
+    return say_once(findings, short_names(report), drafters)
+
+
+def _sections(
+    report: Report, failing: Mapping[str, Sequence[Verdict]], findings: Mapping[str, Sequence[str]]
+) -> Iterator[Section]:
+    """Yield a section for each case with a failed verdict."""
     cases = {case.case_id: case for case in report.cases}
     names = short_names(report)
-    # The worst loss comes first, as it does in the sentence.
-    worst_first = sorted(by_case(failing).items(), key=lambda item: _badness(item[1]), reverse=True)
-    for case_id, verdicts in worst_first:
-        findings: Sequence[str] = ()
+    for case_id, verdicts in failing.items():
         parts = list(_figures(report, verdicts))
         case = cases.get(case_id)
         if case is not None:
-            lost = [verdict for verdict in verdicts if verdict.outcome in _LOST]
-            findings = [str(finding) for finding in diagnose(case, lost)]
             parts = [*_evidence(report, case, verdicts), *parts, *_logs(case)]
         yield Section(
             case_id=case_id,
             name=names.get(case_id, case_id),
             tone=tone_of(verdicts),
-            findings=findings,
+            findings=findings.get(case_id, ()),
             parts=tuple(parts),
         )
 
@@ -73,11 +95,14 @@ def _evidence(report: Report, case: CaseReport, verdicts: Sequence[Verdict]) -> 
     for change in changes_since_baseline(case):
         yield Text(f"Changed since its baseline: {change}")
     yield from (Text(story) for story in since_when(case, verdicts))
-    fall = waterfall(verdicts)
+    before, now = (arm.name for arm in report.arms) if report.arms else ("before", "now")
+    fall = waterfall(verdicts, before, now)
     if fall is not None:
         yield Chart(fall)
-    before = report.arms[0].name if report.arms else "before"
-    positions = positions_picture(case, verdicts, f"Accepted drafts by position; grey: {before}")
+    all_verdicts = by_case(last_verdicts(report.run.verdicts))[case.case_id]
+    positions = positions_picture(
+        case, all_verdicts, f"Accepted drafts by position; grey: {before}"
+    )
     if positions is not None:
         yield Chart(positions)
 

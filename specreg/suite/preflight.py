@@ -165,7 +165,7 @@ def _examine_processor(context: RunContext) -> Iterator[Finding]:
     """Yield the kind of machine, the processor, and a note if other programs use the processor."""
     here = current_environment(gpus=0)
     yield Finding("environment", context.environment.name)
-    yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
+    yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {counted(here.cores, 'core')}")
     load = context.processor_load
     if load is not None and load.is_high:
         advice = (

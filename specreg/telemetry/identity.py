@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 import psutil
 
+from specreg.core.counted import counted
 from specreg.core.errors import NoGpuError, SensorError
 from specreg.core.names import MAX_NAME_CHARACTERS
 from specreg.core.readable import Label
@@ -51,7 +52,7 @@ class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
         return self.waiting > _LOADED_FRAC * self.cores
 
     def __str__(self) -> str:
-        return f"a load of {self.waiting:.1f} on {self.cores} core(s) over the last minute"
+        return f"a load of {self.waiting:.1f} on {counted(self.cores, 'core')}"
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):

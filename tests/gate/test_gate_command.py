@@ -29,7 +29,7 @@ def test_what_accepts_less_is_refused_for_its_acceptance(
     worse = Script(acceptance_probs=(0.6, 0.5, 0.4))
     stdout, _ = gate.run(preloaded, "--launches", "2", status=1, b=worse)
     assert "accepts " in stdout.partition("fewer drafts")[0]
-    assert "Don't upgrade to " in stdout
+    assert "Don't switch to " in stdout
 
 
 def test_a_side_that_cant_start_is_said_before_anything_is_measured(
@@ -70,7 +70,7 @@ def test_identical_sides_may_be_exchanged_with_one_server_up_at_a_time(gate: Gat
         for line in started.stderr:
             outputs += [line.split(":")[0]] if line.startswith("launch 1, side") else []
             assert len(gate.servers()) <= 1
-        assert "✓ Upgrade to " in started.stdout.read()
+        assert "✓ Switch to " in started.stdout.read()
     assert started.returncode == 0
     assert outputs == [f"launch 1, side {side}" for side in ("A", "B")]
     assert gate.launches() == 2
@@ -111,7 +111,7 @@ def test_what_dies_on_one_side_is_told_and_tried_again_where_it_is_resumed(
     stdout, _ = gate.run(preloaded, "--launches", "2", status=10, b=planted)
     assert "side B: SERVER_DIED: server 'vllm-eagle3-tiny': ended with status 1" in stdout
     stdout, _ = gate.run(preloaded, "--launches", "2", "--resume", status=0, b=Script())
-    assert "✓ Upgrade to " in stdout
+    assert "✓ Switch to " in stdout
 
 
 def test_a_step_that_takes_longer_is_found_and_called_so(

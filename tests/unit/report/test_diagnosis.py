@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from specreg.measurement.figures import AcceptanceFigures
-from specreg.report.diagnosis import diagnose
+from specreg.report.diagnosis import FINDINGS, Finding, diagnose, say_once
 from specreg.report.document import CaseReport
 from specreg.report.page import render_markdown, render_page
 from specreg.report.screen import LOG
@@ -64,7 +64,8 @@ def test_the_first_lost_position_tells_what_is_wrong(now: tuple[float, ...], cod
 
 def test_the_first_lost_position_is_named_with_both_shares() -> None:
     (finding,) = diagnose(case_with((0.8, 0.3, 0.2)), [LENGTH_LOST])
-    assert finding.facts == {"position": "2", "before": "60.0%", "now": "30.0%"}
+    assert finding.amount == "60.0% → 30.0%"
+    assert finding.facts == (("drafts", "drafts from position 2 on are"),)
 
 
 def test_the_shares_of_a_position_are_those_that_its_verdict_compared() -> None:
@@ -75,14 +76,15 @@ def test_the_shares_of_a_position_are_those_that_its_verdict_compared() -> None:
         comparison=dataclasses.replace(LENGTH_LOST.comparison, expected=0.61),
     )
     (finding,) = diagnose(case_with((0.8, 0.3, 0.2)), [LENGTH_LOST, position])
-    assert finding.facts == {"position": "2", "before": "61.0%", "now": "29.0%"}
+    assert finding.amount == "61.0% → 29.0%"
 
 
 def test_a_loss_of_a_single_category_is_one_of_its_prompts() -> None:
     lost = case_with((0.7, 0.5, 0.3), coding=(3.12, 1.85), math=(2.74, 2.73))
     (finding,) = diagnose(lost, [LENGTH_LOST])
     assert finding.code == "ONE_CATEGORY"
-    assert finding.facts == {"category": "coding", "before": "2.12", "now": "0.85"}
+    assert finding.facts == (("category", "coding"),)
+    assert finding.amount == "2.12 → 0.85 drafts a step"
 
 
 @pytest.mark.parametrize(
@@ -107,12 +109,74 @@ def test_an_equal_acceptance_with_a_lost_speed_is_the_engine() -> None:
 def test_an_acceptance_and_a_step_that_are_both_lost_are_both_named() -> None:
     cause = Cause(parts=(("acceptance", -0.1), ("the cost of a step", -0.3)))
     slower = dataclasses.replace(reports.LOST, cause=cause)
-    assert codes(case_with((0.8, 0.6, 0.1)), LENGTH_LOST, slower) == ["STEP_TOO", "LATER_POSITIONS"]
+    assert codes(case_with((0.8, 0.6, 0.1)), LENGTH_LOST, slower) == [
+        "STEP_COSTS_MORE",
+        "LATER_POSITIONS",
+    ]
     worse_draft = Cause(parts=(("acceptance", -0.3), ("the cost of a step", -0.1)))
     slower = dataclasses.replace(slower, cause=worse_draft)
-    assert codes(case_with((0.8, 0.6, 0.1)), LENGTH_LOST, slower) == ["LATER_POSITIONS", "STEP_TOO"]
+    assert codes(case_with((0.8, 0.6, 0.1)), LENGTH_LOST, slower) == [
+        "LATER_POSITIONS",
+        "STEP_COSTS_MORE",
+    ]
     little = dataclasses.replace(slower, cause=Cause(parts=(("the cost of a step", -0.01),)))
     assert codes(case_with((0.8, 0.6, 0.1)), LENGTH_LOST, little) == ["LATER_POSITIONS"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "change_frac", "amount"),
+    [
+        ("speedup_ratio", -0.8, "-80.0% of the speed"),
+        # A time that became five times as long leaves a fifth of the speed.
+        ("tpot_p50_ms", -4.0, "-80.0% of the speed"),
+    ],
+)
+def test_a_step_costs_the_whole_loss_if_acceptance_is_as_before(
+    metric: str, change_frac: float, amount: str
+) -> None:
+    lost = reports.with_fields(reports.LOST, metric=metric, cause=None, change_frac=change_frac)
+    (finding,) = diagnose(case_with(BEFORE), [lost])
+    assert (finding.code, finding.amount) == ("STEP_COSTS_MORE", amount)
+
+
+def test_a_time_to_first_token_says_nothing_of_a_step() -> None:
+    lost = reports.with_fields(reports.LOST, metric="ttft_p50_ms", cause=None)
+    assert codes(case_with(BEFORE), lost) == []
+
+
+STEP = Finding(code="STEP_COSTS_MORE", amount="-78.0% of the speed")
+THIRD = Finding(code="LATER_POSITIONS", facts=(("drafts", "the draft at position 3 is"),))
+NAMES = {"a": "eagle3 c1", "b": "draft_model c1", "c": "ngram c1", "d": "eagle3 c4"}
+DRAFTERS = {"a": "eagle3", "b": "draft_model", "c": "ngram", "d": "eagle3"}
+
+
+def test_what_several_cases_share_is_said_once_with_the_amount_of_the_worst() -> None:
+    milder = dataclasses.replace(STEP, amount="-60.0% of the speed")
+    shared, own = say_once({"a": [STEP, THIRD], "c": [milder]}, NAMES, DRAFTERS)
+    (sentence,) = shared
+    assert sentence.startswith("In both cases a step takes longer (-78.0% of the speed in eagle3")
+    assert own == {"a": [str(THIRD)], "c": []}
+
+
+def test_different_drafters_that_fail_alike_point_to_the_engine() -> None:
+    step_alone = {"c": [STEP]}
+    shared, _ = say_once({"a": [THIRD], "b": [THIRD], **step_alone}, NAMES, DRAFTERS)
+    assert [sentence.partition(" only")[0] for sentence in shared] == [
+        "In eagle3 c1 and draft_model c1"
+    ]
+    assert "look first at the engine" in shared[0]
+    # One drafter at two loads is still one drafter.
+    shared, _ = say_once({"a": [THIRD], "d": [THIRD]}, NAMES, DRAFTERS)
+    assert FINDINGS["LATER_POSITIONS"].advice in shared[0]
+
+
+def test_of_many_cases_the_number_is_said() -> None:
+    findings = {str(number): [STEP] for number in range(4)}
+    names = {case_id: f"case {case_id}" for case_id in findings}
+    shared, _ = say_once({**findings, "other": [THIRD]}, names, names)
+    assert shared[0].startswith("In 4 of 5 cases ")
+    shared, _ = say_once(findings, names, names)
+    assert shared[0].startswith("In all 4 cases ")
 
 
 def test_wrong_text_points_to_the_verifier() -> None:
@@ -132,4 +196,4 @@ def test_a_finding_stands_in_the_terminal_on_the_page_and_in_markdown() -> None:
     (finding,) = diagnose(case, [LENGTH_LOST])
     assert str(finding) in render_report(report, LOG)
     assert str(finding) in Page(render_page(report)).text
-    assert "drafter's own state is probably wrong" in render_markdown(report)
+    assert str(finding) in render_markdown(report).replace("\\", "")

@@ -26,6 +26,7 @@ from specreg.report.charts import (
     speedup_picture,
     spread_pictures,
     throughput_over_latency,
+    waterfall,
 )
 from specreg.report.document import ArmReport, CaseReport, Report
 from specreg.report.drawing import CurvePicture
@@ -211,7 +212,7 @@ def test_the_pictures_stand_above_the_table() -> None:
     headings = (
         "What speculation gains",
         "Accepted drafts, by position",
-        "The last nights",
+        "The last runs",
         "Overview",
         "The cases",
     )
@@ -231,13 +232,32 @@ def test_a_speedup_is_drawn_with_its_interval_and_its_baseline() -> None:
     picture = speedup_picture(reports.with_verdicts(reports.HELD, verdict))
     assert picture is not None
     (row,) = picture.rows
-    assert [tick.label for tick in picture.ticks] == ["×1.0", "×1.5", "×2.0"]
+    assert [tick.label for tick in picture.ticks] == ["×0.0", "×0.5", "×1.0", "×1.5", "×2.0"]
     assert (row.label, row.text, row.tone) == (CASE.id, "×1.50, was ×2.00", "bad")
     assert row.interval is not None
     assert row.baseline is not None
     places = (row.value, *row.interval, row.baseline)
-    assert [picture.at(value) for value in places] == [50, 0, 100, 100]
+    assert [picture.at(value) for value in places] == [75, 50, 100, 100]
+    assert picture.at(picture.reference) == 50
     assert speedup_picture(reports.EMPTY) is None
+
+
+def test_the_fall_of_a_speedup_is_drawn_from_one_and_says_that_it_costs() -> None:
+    lost = reports.with_fields(
+        reports.LOST, metric="speedup_ratio", value=0.5, expected=1.5, cause=None
+    )
+    picture = waterfall([lost], "A", "B")
+    assert picture is not None
+    assert [(row.label, picture.at(row.value)) for row in picture.rows] == [("A", 75), ("B", 25)]
+    assert picture.at(picture.reference) == 50
+    assert picture.note
+    still_gains = waterfall([dataclasses.replace(lost, value=1.1)], "A", "B")
+    assert still_gains is not None
+    assert not still_gains.note
+    # Another speed begins at 0.
+    of_output = waterfall([reports.LOST], "A", "B")
+    assert of_output is not None
+    assert of_output.reference == 0
 
 
 def test_a_gate_draws_the_change_of_each_figure_with_its_interval() -> None:
@@ -260,8 +280,8 @@ def test_a_speedup_without_a_baseline_has_no_interval_and_no_mark_to_explain() -
     picture = speedup_picture(reports.with_verdicts(first))
     assert picture is not None
     assert picture.note == (
-        "Throughput with speculation over throughput without it. Left of ×1 speculation costs more"
-        " than it gains."
+        "Throughput with speculation over throughput without it. Left of ×1: slower than without"
+        " speculation."
     )
 
 
@@ -321,6 +341,12 @@ def test_a_position_stands_beside_that_of_its_baseline() -> None:
     drawn = positions_picture(reports.CASE_REPORT)
     assert drawn is not None
     assert [(bar.share, bar.expected) for bar in drawn.bars][:2] == [(63.6, 64), (63.6, 60)]
+    judged = reports.with_fields(
+        reports.LOST, metric="acceptance_pos2_frac", value=0.01, expected=0.55
+    )
+    drawn = positions_picture(reports.CASE_REPORT, [judged])
+    assert drawn is not None
+    assert [(bar.share, bar.expected) for bar in drawn.bars][:2] == [(63.6, 64), (1, 55)]
     unrecorded = msgspec.structs.replace(reports.CASE_REPORT, expected=None)
     without_baseline = positions_picture(unrecorded)
     assert without_baseline is not None
@@ -409,7 +435,7 @@ def test_a_dot_and_the_note_of_a_single_case_say_its_values_in_their_unit() -> N
     (picture,) = drawn_nights(case)
     (dot,) = picture.curves[0].dots
     assert dot.text == "2026-11-02 02:00 UTC with 0.32.0: 90 tokens/s"
-    assert picture.note.endswith("Last night 90 tokens/s, baseline 100 tokens/s.")
+    assert picture.note.endswith("Dashed: the baseline, 100 tokens/s.")
 
 
 def test_a_page_of_seventy_two_cases_and_thirty_nights_stays_small(tmp_path: Path) -> None:
@@ -631,7 +657,7 @@ def test_a_night_without_an_engine_begins_none_of_its_versions_again() -> None:
 def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
     days = reports.judged_runs("ttft_p50_ms", "REGRESSED", "PASS", "INCONCLUSIVE", "REGRESSED")
     picture = history_of("ttft p50", *days)
-    assert picture.note.startswith("Not fine since 2026-11-04 02:00 UTC with 0.32.0. Last")
+    assert picture.note.startswith("Not fine since 2026-11-04 02:00 UTC with 0.32.0. Dashed")
     assert picture.bad == [650]
     fine = history_of("ttft p50", *days[:2])
     assert "Not fine" not in fine.note

@@ -7,7 +7,7 @@ import pytest
 
 from specreg.report.document import ArmReport, Headline, Report, Tone
 from specreg.report.page import render_markdown, render_page
-from specreg.report.parts import VerdictLine
+from specreg.report.parts import Text, VerdictLine
 from specreg.report.sentence import answer_of, comparison_of
 from specreg.report.summary import notes_of
 from specreg.report.terminal import render_report
@@ -186,11 +186,49 @@ def test_power_that_this_machine_can_not_measure_is_a_note_and_no_doubt() -> Non
     assert "Power was not measured: RAPL: no readable device." in notes_of(report)
 
 
-def test_a_load_that_others_make_is_a_note() -> None:
-    busy = judged(reports.HELD, load=ProcessorLoad(waiting=4.0, cores=2))
-    assert any("a load of 4.0 on 2 core(s)" in note for note in notes_of(busy))
-    quiet = judged(reports.HELD, load=ProcessorLoad(waiting=0.9, cores=2))
-    assert not list(notes_of(quiet))
+def important(report: Report) -> list[str]:
+    return [part.text for part in view_of(report) if isinstance(part, Text) and not part.is_note]
+
+
+@pytest.mark.parametrize(
+    ("speed_outcome", "said"),
+    [(Outcome.PASS, "judged all the same"), (Outcome.MEASURED, "no speed was judged")],
+)
+def test_a_load_that_others_make_says_what_it_means_for_the_verdicts(
+    speed_outcome: Outcome, said: str
+) -> None:
+    verdicts = (reports.HELD, speed(speed_outcome))
+    (note,) = important(judged(*verdicts, load=ProcessorLoad(waiting=4.0, cores=2)))
+    assert "a load of 4.0 on 2 cores" in note
+    assert said in note
+    assert not important(judged(*verdicts, load=ProcessorLoad(waiting=0.9, cores=2)))
+
+
+def too_few_launches(case_id: str, value: float, needed_launches: int) -> Verdict:
+    return dataclasses.replace(
+        speed(Outcome.INCONCLUSIVE, change_frac=None, low_frac=None, high_frac=None, value=value),
+        case_id=case_id,
+        needed_launches=needed_launches,
+    )
+
+
+def test_a_large_change_that_too_few_launches_show_is_said_with_what_decides_it() -> None:
+    undecided = [too_few_launches(f"case-{number}", 40.0, number) for number in range(1, 6)]
+    (sentence,) = important(judged(*undecided))
+    assert "throughput 100 → 40 tokens/s in case-1, throughput" in sentence
+    assert "in case-3, 2 more; --launches 5 would" in sentence
+    assert not important(judged(too_few_launches("case", 95.0, 4)))
+    assert not important(judged(too_few_launches("case", 40.0, 0)))
+
+
+def test_sides_of_equal_versions_are_described_once_and_need_no_upgrade() -> None:
+    a = ArmReport(name="A", text="vllm", installed="vllm 1", engine_versions=("vllm 1",))
+    b = msgspec.structs.replace(a, name="B", overrides=("draft_tokens=5",))
+    answer = Headline(subject="DON'T", tone=Tone.BAD, text="")
+    report = msgspec.structs.replace(judged(reports.LOST), arms=(a, b), answers=(answer,))
+    assert sentence(report).startswith("Don't switch to vllm with draft_tokens=5: ")
+    (described,) = notes_of(report)
+    assert described.startswith("A and B are both vllm")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +254,6 @@ def test_a_side_with_a_long_name_is_named_below_the_answer() -> None:
     settings = ("engine_env.A_VARIABLE=some_value", "draft_tokens=5")
     arms = (ArmReport(name="A", text="vllm"), ArmReport(name="B", text="vllm", overrides=settings))
     report = msgspec.structs.replace(judged(reports.LOST), arms=arms, answers=(answer,))
-    assert sentence(report).startswith("Don't upgrade to side B: ")
+    assert sentence(report).startswith("Don't switch to side B: ")
     named = "B, vllm with engine_env.A_VARIABLE=some_value, draft_tokens=5, against A, vllm, on "
     assert comparison_of(report).startswith(named)

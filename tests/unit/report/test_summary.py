@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from specreg.report.document import Report
-from specreg.report.summary import notes_of
+from specreg.report.document import Report, Tone
+from specreg.report.summary import notes_of, tone_of
+from specreg.verdicts.verdict import Outcome
 from tests.unit.builders import reports
 
 
@@ -37,3 +38,9 @@ def test_a_part_of_a_tier_says_what_is_missing(tier_cases: tuple[str, ...], said
     run = msgspec.structs.replace(reports.run_of(reports.HELD), complete=False)
     report = msgspec.structs.replace(reports.REPORT, run=run, tier_cases=tier_cases)
     assert said in notes_of(report)
+
+
+def test_what_is_undecided_is_not_coloured_as_a_loss_though_its_test_fails() -> None:
+    undecided = reports.verdict(Outcome.INCONCLUSIVE)
+    assert undecided.fails
+    assert tone_of([undecided]) is Tone.DOUBT

@@ -14,7 +14,7 @@ from specreg.core.reasons import Reason
 from specreg.report.document import ArmReport, Headline, Report, Tone
 from specreg.report.next_steps import next_steps
 from specreg.report.page import render_markdown, render_page
-from specreg.report.parts import Commands, Text
+from specreg.report.parts import Commands
 from specreg.report.screen import Screen
 from specreg.report.terminal import (
     render_notes,
@@ -81,6 +81,26 @@ def test_the_reason_of_a_case_is_said_once_and_so_is_another_machine() -> None:
     )
 
 
+def test_the_reason_of_a_compared_figure_names_it() -> None:
+    lost = verdict(
+        Outcome.REGRESSED,
+        metric="acceptance_length_tokens",
+        value=2.5,
+        expected=3.0,
+        reason="a first launch had 1.5",
+    )
+    assert render_notes([lost], HERE) == "case, acceptance_length-1: a first launch had 1.5"
+
+
+def test_no_interval_reaches_below_a_loss_of_all() -> None:
+    ends = {"change_frac": -0.99, "low_frac": -1.007, "high_frac": -0.974}
+    share = verdict(Outcome.REGRESSED, metric="acceptance_pos3_frac", **ends)
+    assert "-100.0..-97.4%" in render_verdicts([share])
+    # A time can become more than twice as long.
+    time = verdict(Outcome.REGRESSED, metric="ttft_p50_ms", **ends)
+    assert "-100.7..-97.4%" in render_verdicts([time])
+
+
 def test_only_the_cases_that_nothing_was_recorded_for_are_judged_against_other_machines() -> None:
     verdicts = [
         verdict(Outcome.PASS, against=HERE),
@@ -127,12 +147,12 @@ def test_what_to_type_next_runs_the_cases_as_they_ran(
         (verdict(Outcome.MEASURED), ()),
     ],
 )
-def test_where_nothing_needs_to_be_typed_the_next_night_is_named(
+def test_where_nothing_is_wrong_the_same_command_is_named_for_another_night(
     judged: Verdict, options: tuple[str, ...]
 ) -> None:
-    report = after([judged], {"case", "other"}, options)
-    assert not commands_of(report)
-    assert Text("Next: the same command again, another night.") in next_steps(report)
+    command = " ".join(("pytest -k case-", *options))
+    assert commands([judged], {"case", "other"}, options) == [command]
+    assert commands([judged], {"case"}, options) == [" ".join(("pytest tests/perf", *options))]
 
 
 def commands(

@@ -168,10 +168,8 @@ def test_each_figure_that_was_judged_twice_has_a_line_with_its_baseline() -> Non
     runs = reports.judged_runs(METRIC, "PASS", "PASS", value=100.0)
     text = trend(*runs, expected={METRIC: 100.0})
     assert text.count('<figure class="curves">') == 1
-    assert "throughput Last night 100 tokens/s, baseline 100 tokens/s." in Page(text).text
-    assert (
-        "throughput Last night 100 tokens/s, first night 100.2 tokens/s." in Page(trend(*runs)).text
-    )
+    assert "throughput Dashed: the baseline, 100 tokens/s." in Page(text).text
+    assert "throughput Dashed: the first run, 100.2 tokens/s." in Page(trend(*runs)).text
 
 
 def test_what_could_not_be_read_is_said() -> None:

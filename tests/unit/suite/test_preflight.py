@@ -329,7 +329,7 @@ def test_cases_without_a_baseline_are_counted_with_the_command_for_them(root: Pa
 def test_a_load_that_others_make_is_said_of_speed(root: Path) -> None:
     load = ProcessorLoad(waiting=4.0, cores=2)
     busy = dataclasses.replace(context_of(root), processor_load=load)
-    says = "a load of 4.0 on 2 core(s) over the last minute"
+    says = "a load of 4.0 on 2 cores"
     assert summary(only_finding(busy, "speed")) == (State.NOTE, says)
 
 
