@@ -242,9 +242,12 @@ def _change_or_values(verdict: Verdict) -> str:
     comparison = verdict.comparison
     if comparison.change_frac is not None:
         return render_change(comparison.change_frac)
-    if comparison.expected is None:
+    if comparison.expected is not None:
+        return f"{format_number(comparison.expected)} → {format_number(verdict.value)}"
+    # The head of a column has the unit, but a share has none.
+    if verdict.metric.endswith("_frac"):
         return render_value(verdict.metric, verdict.value)
-    return f"{format_number(comparison.expected)} → {format_number(verdict.value)}"
+    return format_number(verdict.value)
 
 
 def _log_links(case: CaseReport) -> list[tuple[str, str]]:
