@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import re
 from collections.abc import Sequence
 from importlib.resources import files
@@ -32,7 +33,7 @@ from specreg.report.charts import (
     spread_pictures,
     throughput_over_latency,
 )
-from specreg.report.document import CaseReport, Report, Tone, last_verdicts
+from specreg.report.document import CaseReport, Report, last_verdicts
 from specreg.report.drawing import CurvePicture, spaced
 from specreg.report.failures import by_case
 from specreg.report.parts import Commands, Part, Text
@@ -51,7 +52,7 @@ from specreg.report.tables import (
     settings_of,
 )
 from specreg.report.terminal import columns_of, render_notes
-from specreg.report.view import view_of
+from specreg.report.view import failing_by_case, view_of
 from specreg.verdicts.verdict import Verdict
 
 _MAX_NEXT_CHARS = 8_000
@@ -106,8 +107,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
     is_run = not report.arms
     verdicts = last_verdicts(run.verdicts)
     verdicts_by_case = by_case(verdicts)
-    failing_by_case = by_case(verdict for verdict in verdicts if verdict.fails)
-    red_first = sorted(failing_by_case.items(), key=lambda item: tone_of(item[1]) is not Tone.BAD)
+    failing = failing_by_case(report)
     case_by_id = {case.case_id: case for case in report.cases}
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
     passing = [verdict for verdict in verdicts if not verdict.fails]
@@ -131,7 +131,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
     lines = [curve for picture in nights for curve in picture.curves]
     line_names = {line.color: line.name for line in lines if line.color not in {"base", "bad"}}
     # The details begin with the cases that failed.
-    ids_in_order = (*dict(red_first), *verdicts_by_case, *case_by_id)
+    ids_in_order = (*failing, *verdicts_by_case, *case_by_id)
     page = TEMPLATES.get_template("page.html.jinja").render(
         report=report,
         secrets=known_secrets(),
@@ -142,7 +142,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         view=[part for part in view_of(report) if not (in_progress and isinstance(part, Commands))],
         subject=run.tier,
         value_columns=columns_of(report),
-        failing_by_case=dict(red_first),
+        failing_by_case=failing,
         verdicts_by_case=verdicts_by_case,
         shown_outcomes={verdict.outcome for verdict in verdicts},
         case_by_id=case_by_id,
@@ -154,7 +154,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         held=[
             case
             for case in report.cases
-            if case.case_id not in failing_by_case and positions_picture(case) is not None
+            if case.case_id not in failing and positions_picture(case) is not None
         ],
         histories=nights,
         line_names=line_names,
@@ -193,7 +193,7 @@ def render_markdown(report: Report) -> str:
         view=view,
         value_columns=columns_of(report),
         remarks=[*skipped_lines, *report.remarks],
-        failing=[verdict for verdict in verdicts if verdict.fails],
+        failing=list(itertools.chain.from_iterable(failing_by_case(report).values())),
         verdicts=verdicts,
         why=_cause_and_explanation,
         interval=_interval_and_tolerance,

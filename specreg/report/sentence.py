@@ -225,6 +225,7 @@ def _nothing_lost(report: Report, verdicts: Sequence[Verdict]) -> tuple[Tone, st
     held = sum(verdict.outcome in GOOD for verdict in verdicts)
     if held:
         parts.append(_held(verdicts))
+        parts += _speedups(verdicts)
     undecided = [verdict for verdict in verdicts if verdict.outcome is Outcome.INCONCLUSIVE]
     if undecided:
         parts.append(_needed_nights(undecided))
@@ -251,6 +252,18 @@ def _held(verdicts: Sequence[Verdict]) -> str:
     if cases > 1:
         figures += f" of {cases} cases"
     return f"{figures} {'holds' if len(held) == 1 else 'hold'}"
+
+
+def _speedups(verdicts: Iterable[Verdict]) -> Iterator[str]:
+    """Say between which values the speedups of a run lie; nothing without one."""
+    values = sorted(
+        verdict.value
+        for verdict in verdicts
+        if verdict.metric == _SPEEDUP and verdict.value is not None
+    )
+    if values:
+        ends = dict.fromkeys(render_value(_SPEEDUP, value) for value in (values[0], values[-1]))
+        yield f"speedup {' to '.join(ends)}"
 
 
 def _doubts(report: Report, verdicts: Sequence[Verdict]) -> Iterator[str]:

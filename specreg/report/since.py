@@ -44,15 +44,20 @@ class Loss:
     @property
     def story(self) -> str:
         """Since when the figure isn't fine, when it was fine last, and what was committed since."""
-        parts = [f"not fine since {moment_of(self.bad[0])}"]
+        version = self.bad[0].engine_version
+        has_same_version = self.fine is not None and self.fine.engine_version == version
+        name_moment = _time_of if has_same_version else moment_of
+        parts = [f"not fine since {name_moment(self.bad[0])}"]
         if len(self.bad) > 1:
             parts[0] += f", {len(self.bad)} judged runs in a row"
         if self.fine is not None:
-            parts.append(f"last fine {moment_of(self.fine)}")
+            parts.append(f"last fine {name_moment(self.fine)}")
         elif self.before:
             parts.append("undecided before")
         else:
             parts.append("no earlier run was fine")
+        if has_same_version and version:
+            parts.append(f"both with {version}")
         return "; ".join(filter(None, (*parts, self._commits())))
 
     def _commits(self) -> str:
@@ -135,10 +140,15 @@ def is_bad(run: RunRecord, metric: str) -> bool:
 
 def moment_of(run: RunRecord) -> str:
     """Return when a run began, and the engine's version: `2026-11-21 02:00 UTC with 0.32.0`."""
-    moment = f"run {run.run}"
-    began = began_at(run.run)
-    if began is not None:
-        moment = f"{began:%Y-%m-%d %H:%M} UTC"
+    moment = _time_of(run)
     if run.engine_version:
         moment += f" with {run.engine_version}"
     return moment
+
+
+def _time_of(run: RunRecord) -> str:
+    """Return when a run began; its name if that has no time."""
+    began = began_at(run.run)
+    if began is None:
+        return f"run {run.run}"
+    return f"{began:%Y-%m-%d %H:%M} UTC"

@@ -29,7 +29,7 @@ from specreg.report.tables import (
     render_interval,
     render_rows,
 )
-from specreg.report.view import view_of
+from specreg.report.view import failing_by_case, view_of
 from specreg.stats.intervals import LEVELS, Look
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import PUBLISHED
@@ -70,9 +70,12 @@ def render_report(
     environment = None
     if not report.arms:
         environment = run.environment
-    verdicts = run.verdicts
+    verdicts = list(run.verdicts)
     if recorded_cases(report):
-        verdicts = tuple(verdict for verdict in verdicts if verdict.outcome is not Outcome.MEASURED)
+        verdicts = [verdict for verdict in verdicts if verdict.outcome is not Outcome.MEASURED]
+    # The case that the answer names is the first one of the table.
+    order = {case_id: number for number, case_id in enumerate(failing_by_case(report))}
+    verdicts.sort(key=lambda verdict: order.get(verdict.case_id, len(order)))
     to_explain = [verdict for verdict in verdicts if not (shows_failures and verdict.fails)]
     below = (
         _render_most(report, verdicts, screen),
@@ -175,7 +178,7 @@ def render_verdicts(
     *,
     columns: tuple[str, str] = ("value", "baseline"),
 ) -> str:
-    """Render a table with verdicts, grouped by case in the run's order.
+    """Render a table with verdicts, grouped by case in their order.
 
     Args:
         verdicts: the verdicts.

@@ -28,10 +28,8 @@ _MAX_ERROR_CHARS = 6_000
 def view_of(report: Report) -> View:
     """Return the answer and its causes, what was compared, what to type, and what needs a look."""
     tone, sentence = answer_of(report)
-    failing = by_case(verdict for verdict in last_verdicts(report.run.verdicts) if verdict.fails)
-    # The worst loss comes first, as it does in the sentence.
-    worst_first = dict(sorted(failing.items(), key=lambda item: _badness(item[1]), reverse=True))
-    causes, own_findings = _findings(report, worst_first)
+    failing = failing_by_case(report)
+    causes, own_findings = _findings(report, failing)
     important = filter(None, (*causes, unjudged_change(report), busy_note(report)))
     return (
         VerdictLine(tone=tone, text=sentence),
@@ -39,8 +37,14 @@ def view_of(report: Report) -> View:
         Text(comparison_of(report)),
         *map(Text, notes_of(report)),
         *next_steps(report),
-        *_sections(report, worst_first, own_findings),
+        *_sections(report, failing, own_findings),
     )
+
+
+def failing_by_case(report: Report) -> Mapping[str, Sequence[Verdict]]:
+    """Return the failed verdicts of each case. The worst loss is first, as it is in the answer."""
+    failing = by_case(verdict for verdict in last_verdicts(report.run.verdicts) if verdict.fails)
+    return dict(sorted(failing.items(), key=lambda item: _badness(item[1]), reverse=True))
 
 
 def _findings(

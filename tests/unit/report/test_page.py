@@ -102,8 +102,8 @@ def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
         error="server 'a': out of memory\nlast lines of a.log:\nCUDA says no",
     )
     text = Page(render_page(report)).text.partition("Overview")[0]
-    since = "throughput: not fine since 2026-11-13 02:00 UTC with 0.32.0, 2 judged runs in a row"
-    last = "last fine 2026-11-12 02:00 UTC with 0.32.0"
+    since = "throughput: not fine since 2026-11-13 02:00 UTC, 2 judged runs in a row"
+    last = "last fine 2026-11-12 02:00 UTC; both with 0.32.0"
     for phrase in (since, last, "logs of the servers: logs/a.log", "CUDA says no"):
         assert phrase in text
 
@@ -122,16 +122,16 @@ def test_figures_that_fail_since_the_same_night_are_named_together() -> None:
     )
     (fact,) = facts
     assert fact == (
-        "acceptance length, throughput: not fine since 2026-11-13 02:00 UTC with 0.32.0; last fine"
-        " 2026-11-12 02:00 UTC with 0.32.0"
+        "acceptance length, throughput: not fine since 2026-11-13 02:00 UTC; last fine"
+        " 2026-11-12 02:00 UTC; both with 0.32.0"
     )
 
 
 @pytest.mark.parametrize(
     ("outcomes", "before"),
     [
-        (("PASS", "INCONCLUSIVE"), "last fine 2026-11-13 02:00 UTC with 0.32.0"),
-        (("INCONCLUSIVE", "INCONCLUSIVE"), "undecided before"),
+        (("PASS", "INCONCLUSIVE"), "; last fine 2026-11-13 02:00 UTC; both with 0.32.0"),
+        (("INCONCLUSIVE", "INCONCLUSIVE"), " with 0.32.0; undecided before"),
     ],
 )
 def test_a_loss_begins_with_no_night_that_could_not_tell(
@@ -142,7 +142,7 @@ def test_a_loss_begins_with_no_night_that_could_not_tell(
     runs = reports.judged_runs(name, *outcomes, "REGRESSED", first_day=13)
     case = msgspec.structs.replace(reports.CASE_REPORT, history=runs)
     (fact,) = since_when(case, [reports.LOST])
-    assert fact == f"throughput: not fine since 2026-11-15 02:00 UTC with 0.32.0; {before}"
+    assert fact == f"throughput: not fine since 2026-11-15 02:00 UTC{before}"
 
 
 @pytest.mark.parametrize("outcome", ["NOT_COMPARABLE", "NO_BASELINE", "INVALID", "MEASURED"])
@@ -150,7 +150,7 @@ def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: s
     name = "throughput_tokens_per_s"
     runs = reports.judged_runs(name, *[outcome] * 3, "REGRESSED", first_day=13)
     report = reports.with_case(history=(*reports.CASE_REPORT.history, *runs))
-    text = "throughput: not fine since 2026-11-16 02:00 UTC with 0.32.0; last fine 2026-11-12"
+    text = "throughput: not fine since 2026-11-16 02:00 UTC; last fine 2026-11-12"
     assert text in Page(render_page(report)).text
     unjudged = dataclasses.replace(reports.LOST, outcome=Outcome.NO_BASELINE)
     silent = msgspec.structs.replace(report, run=reports.run_of(unjudged))

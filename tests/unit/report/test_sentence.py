@@ -117,6 +117,17 @@ def test_figures_that_one_night_can_not_decide_stay_green_and_are_counted() -> N
     )
 
 
+def test_a_run_in_which_all_holds_says_what_speculation_gains() -> None:
+    gains = [
+        dataclasses.replace(
+            speed(Outcome.PASS, metric="speedup_ratio", value=value), case_id=f"case-{value}"
+        )
+        for value in (1.79, 1.08, 1.5)
+    ]
+    assert sentence(judged(*gains)).endswith("figures of 3 cases hold, speedup ×1.08 to ×1.79")
+    assert sentence(judged(gains[0])).endswith("figure holds, speedup ×1.79")
+
+
 def test_the_number_of_nights_that_decide_is_told_where_it_is_known() -> None:
     undecided = speed(
         Outcome.INCONCLUSIVE, softened=True, change_frac=-0.01, nights=3, needed_nights=9

@@ -318,6 +318,19 @@ def test_a_gate_is_shown_by_its_own_words_and_arms() -> None:
         assert words in markdown.replace("\\", "")
 
 
+def test_the_case_that_the_answer_names_is_the_first_of_the_table() -> None:
+    shown = [
+        verdict(Outcome.PASS, case_id="fine"),
+        verdict(Outcome.REGRESSED, case_id="worse", metric="throughput_tokens_per_s"),
+        verdict(
+            Outcome.REGRESSED, case_id="worst", metric="speedup_ratio", value=1.0, change_frac=-0.5
+        ),
+    ]
+    table = render_report(reports.with_verdicts(*shown)).partition("case and metric")[2]
+    case_ids = [line for line in table.splitlines() if line in {"fine", "worse", "worst"}]
+    assert case_ids == ["worst", "worse", "fine"]
+
+
 def test_36_passing_cases_are_counted_and_shown_if_more_is_asked_for() -> None:
     verdicts = [
         verdict(Outcome.PASS, case_id=f"case-{number}", metric=metric)

@@ -47,7 +47,7 @@ def test_each_night_of_a_case_has_a_cell_and_the_first_bad_one_a_frame() -> None
         ("bad", "REGRESSED: throughput"),
     ]
     assert "1 of 1 cases became worse or wrong; no later run was fine" in Page(text).text
-    assert "throughput -0.2%: not fine since 2026-11-02 02:00 UTC with 0.32.0" in Page(text).text
+    assert "throughput -0.2%: not fine since 2026-11-02 02:00 UTC" in Page(text).text
 
 
 def test_a_loss_says_how_much_was_lost_and_which_commits_may_have_brought_it() -> None:
@@ -55,7 +55,7 @@ def test_a_loss_says_how_much_was_lost_and_which_commits_may_have_brought_it() -
     fine = msgspec.structs.replace(runs[0], commit="0123456789ab", values={METRIC: 100.0})
     bad = msgspec.structs.replace(runs[1], commit="fedcba987654", values={METRIC: 80.0})
     text = Page(trend(fine, bad)).text
-    assert "throughput -20.0%: not fine since 2026-11-02 02:00 UTC with 0.32.0; last" in text
+    assert "throughput -20.0%: not fine since 2026-11-02 02:00 UTC; last" in text
     assert "; git log 0123456789ab..fedcba" in text
     assert f"{bad.case_id}: throughput -20.0%" in text
     same = msgspec.structs.replace(bad, commit=fine.commit)
