@@ -18,7 +18,7 @@ from specreg.report.document import (
 )
 from specreg.report.tables import format_number, label_of, render_value
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
-from specreg.verdicts.verdict import GOOD, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict
 
 _LENGTH = "acceptance_length_tokens"
 _SPEEDUP = "speedup_ratio"
@@ -201,7 +201,8 @@ def unjudged_change(report: Report) -> str:
     if len(changes) > _MOST_LISTED:
         parts.append(f"{len(changes) - _MOST_LISTED} more")
     listed = ", ".join(parts)
-    return f"Too few launches to judge: {listed}; --launches {needed_launches} would decide."
+    option = "--launches " if report.arms else "--specreg-launches="
+    return f"Too few launches to judge: {listed}; {option}{needed_launches} would decide."
 
 
 def _unjudged(report: Report, failing: Sequence[Verdict]) -> str:
@@ -259,7 +260,7 @@ def _speedups(verdicts: Iterable[Verdict]) -> Iterator[str]:
     values = sorted(
         verdict.value
         for verdict in verdicts
-        if verdict.metric == _SPEEDUP and verdict.value is not None
+        if verdict.metric == _SPEEDUP and verdict.value is not None and verdict.outcome in JUDGED
     )
     if values:
         ends = dict.fromkeys(render_value(_SPEEDUP, value) for value in (values[0], values[-1]))

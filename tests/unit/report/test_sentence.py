@@ -125,7 +125,8 @@ def test_a_run_in_which_all_holds_says_what_speculation_gains() -> None:
         for value in (1.79, 1.08, 1.5)
     ]
     assert sentence(judged(*gains)).endswith("figures of 3 cases hold, speedup ×1.08 to ×1.79")
-    assert sentence(judged(gains[0])).endswith("figure holds, speedup ×1.79")
+    unjudged = speed(Outcome.NOT_COMPARABLE, metric="speedup_ratio", value=9.0)
+    assert sentence(judged(gains[0], unjudged)).endswith("figure holds, speedup ×1.79")
 
 
 def test_the_number_of_nights_that_decide_is_told_where_it_is_known() -> None:
@@ -225,9 +226,13 @@ def too_few_launches(case_id: str, value: float, needed_launches: int) -> Verdic
 
 def test_a_large_change_that_too_few_launches_show_is_said_with_what_decides_it() -> None:
     undecided = [too_few_launches(f"case-{number}", 40.0, number) for number in range(1, 6)]
-    (sentence,) = important(judged(*undecided))
+    report = judged(*undecided)
+    (sentence,) = important(report)
     assert "throughput 100 → 40 tokens/s in case-1, throughput" in sentence
-    assert "in case-3, 2 more; --launches 5 would" in sentence
+    assert "in case-3, 2 more; --specreg-launches=5 would" in sentence
+    arms = tuple(ArmReport(name=name, text="vllm") for name in "AB")
+    (sentence,) = important(msgspec.structs.replace(report, arms=arms))
+    assert "; --launches 5 would" in sentence
     assert not important(judged(too_few_launches("case", 95.0, 4)))
     assert not important(judged(too_few_launches("case", 40.0, 0)))
 
