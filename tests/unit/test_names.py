@@ -25,7 +25,7 @@ UNITLESS = re.compile(
     r"|(tpot_)?ratio(_by_category)?"  # times something
     r"|expected|first|judged|last|launches|origin|scale|values?|a|b"  # in the unit of a metric
     r"|at|bad|baseline|expected|interval|mark|reference|share|start"  # places of a picture
-    r"|diamonds|dots|high|least_range|low|step|x_high|x_low"  # and values on its axes
+    r"|contains|diamonds|dots|high|least_range|low|step|x_high|x_low"  # and values on its axes
     r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
     r"|_?usual|_?levels?|_?deviations|noise|unshared_variance"  # logarithms and their variances
     r"|launch_values|control_values"
