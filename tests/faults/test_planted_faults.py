@@ -213,5 +213,5 @@ def test_after_an_upgrade_the_recorded_version_tells_the_engine_from_the_machine
     )
     assert slowed.returncode == status, slowed.stdout
     assert f"{code}: throughput " in slowed.stdout
-    assert words in slowed.stdout
+    assert words in slowed.stdout, slowed.stdout
     assert f"vllm {RECORDED} -> {UPGRADED} on vllm-draft_model-tiny-toy-c1" in slowed.stdout
