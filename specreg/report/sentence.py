@@ -10,8 +10,10 @@ from specreg.measurement.metrics import METRICS
 from specreg.report.document import (
     ArmReport,
     CaseReport,
+    ComparedReport,
     Headline,
     Report,
+    RunReport,
     Tone,
     began_at,
     last_verdicts,
@@ -41,7 +43,7 @@ def answer_of(report: Report) -> tuple[Tone, str]:
     A loss makes it bad. A figure that nobody could judge, or that was worse than is tolerated
     without a proof, makes it doubtful. A figure that a single night can't decide doesn't.
     """
-    if report.arms:
+    if isinstance(report, ComparedReport):
         return _answer_of_sides(report)
     run = report.run
     verdicts = last_verdicts(run.verdicts)
@@ -59,7 +61,7 @@ def answer_of(report: Report) -> tuple[Tone, str]:
     return _nothing_lost(report, verdicts)
 
 
-def recorded_cases(report: Report) -> Sequence[str]:
+def recorded_cases(report: RunReport) -> Sequence[str]:
     """Return the ids of the cases whose baselines this run recorded."""
     return [
         case.case_id
@@ -78,7 +80,7 @@ def short_names(report: Report) -> Mapping[str, str]:
     return {case_id: name if taken.count(name) == 1 else case_id for case_id, name in names.items()}
 
 
-def _why_nothing(report: Report) -> str:
+def _why_nothing(report: RunReport) -> str:
     """Return why a run judged nothing."""
     reasons = list(dict.fromkeys(report.run.skipped.values()))
     if len(reasons) == 1:
@@ -180,7 +182,7 @@ def _unjudged(report: Report, failing: Sequence[Verdict]) -> str:
     return f"{len(failing)} of {counted(total, 'figure')} can't be judged; {name}: {why}"
 
 
-def _nothing_lost(report: Report, verdicts: Sequence[Verdict]) -> tuple[Tone, str]:
+def _nothing_lost(report: RunReport, verdicts: Sequence[Verdict]) -> tuple[Tone, str]:
     """Return the answer of a run in which nothing is proven to be worse, and no meter failed."""
     recorded = recorded_cases(report)
     if recorded:
@@ -212,7 +214,7 @@ def _held(figures: int) -> str:
     return f"{counted(figures, 'figure')} {'holds' if figures == 1 else 'hold'}"
 
 
-def _doubts(report: Report, verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _doubts(report: RunReport, verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield what keeps a run without a loss from being good news."""
     run = report.run
     names = short_names(report)
@@ -245,7 +247,7 @@ def _looks_lost(verdict: Verdict) -> bool:
     return change_frac < -(comparison.tolerance_frac or 0.0)
 
 
-def _answer_of_sides(report: Report) -> tuple[Tone, str]:
+def _answer_of_sides(report: ComparedReport) -> tuple[Tone, str]:
     """Return the answer of a gate: whether to upgrade. Two runs side by side aren't judged."""
     headline = Headline(subject="B against A", tone=Tone.DOUBT, text="none is judged")
     # A report of another machine may have no answer.
@@ -299,7 +301,7 @@ def comparison_of(report: Report) -> str:
     """Say what was compared with what: engine, version, commit, machine and date."""
     run = report.run
     parts = []
-    if report.arms:
+    if isinstance(report, ComparedReport):
         side_a, side_b = side_names(report.arms)
         parts.append(f"B, {side_b}, against A, {side_a}")
     else:

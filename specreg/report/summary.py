@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from specreg.report.document import ArmReport, Report, Tone
+from specreg.report.document import ArmReport, ComparedReport, Report, RunReport, Tone
 from specreg.verdicts.verdict import Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
@@ -83,11 +83,22 @@ def _tone_of_verdict(verdict: Verdict) -> Tone:
 def notes_of(report: Report) -> Iterator[str]:
     """Yield a description of each side, if any, and notes on what the headlines leave open."""
     run = report.run
-    is_gate = bool(report.arms)
-    yield from map(_describe_arm, report.arms)
-    if not run.complete and is_gate:
-        yield "The gate was cut short before everything was decided."
-    elif run.verdicts and not run.complete:
+    if isinstance(report, ComparedReport):
+        yield from map(_describe_arm, report.arms)
+        if not run.complete:
+            yield "The gate was cut short before everything was decided."
+    else:
+        yield from _notes_of_run(report)
+    if run.no_power:
+        yield f"Power was not measured: {run.no_power}."
+    if run.load is not None and run.load.is_high:
+        yield f"The machine was busy when the run began: {run.load}."
+
+
+def _notes_of_run(report: RunReport) -> Iterator[str]:
+    """Yield notes on what is missing from a run, and on servers that it didn't start."""
+    run = report.run
+    if run.verdicts and not run.complete:
         yield _incomplete_note(report)
     if run.attached_control:
         yield (
@@ -98,13 +109,9 @@ def notes_of(report: Report) -> Iterator[str]:
         yield f"The server at {run.attached} was not started by this run."
     if run.skipped:
         yield _skipped_note(run.skipped, len(report.tier_cases))
-    if run.no_power:
-        yield f"Power was not measured: {run.no_power}."
-    if run.load is not None and run.load.is_high:
-        yield f"The machine was busy when the run began: {run.load}."
 
 
-def _incomplete_note(report: Report) -> str:
+def _incomplete_note(report: RunReport) -> str:
     """Return a note on what is missing from a run that didn't judge the whole tier."""
     judged = {verdict.case_id for verdict in report.run.verdicts}
     cases = len(report.tier_cases)

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from specreg.report.charts import positions_picture, waterfall
 from specreg.report.diagnosis import diagnose
 from specreg.report.document import CaseReport, Report, Tone, last_verdicts
-from specreg.report.failures import by_case, changes_since_baseline, expectation_of, render_failures
+from specreg.report.failures import by_case, changes_since_baseline, render_failures
 from specreg.report.next_steps import next_steps
 from specreg.report.parts import Chart, Fold, Output, Part, Section, Text, VerdictLine, View
 from specreg.report.sentence import answer_of, comparison_of, leading_loss, short_names, weight_of
 from specreg.report.since import since_when
 from specreg.report.summary import notes_of, tone_of
+from specreg.report.wording import wording_of
 from specreg.verdicts.verdict import Outcome, Verdict
 
 _LOST = {Outcome.WRONG, Outcome.REGRESSED}
@@ -76,7 +77,7 @@ def _evidence(report: Report, case: CaseReport, verdicts: Sequence[Verdict]) -> 
     fall = waterfall(verdicts)
     if fall is not None:
         yield Chart(fall)
-    before = report.arms[0].name if report.arms else "before"
+    before = wording_of(report).before
     positions = positions_picture(case, verdicts, f"Accepted drafts by position; grey: {before}")
     if positions is not None:
         yield Chart(positions)
@@ -84,7 +85,8 @@ def _evidence(report: Report, case: CaseReport, verdicts: Sequence[Verdict]) -> 
 
 def _figures(report: Report, verdicts: Sequence[Verdict]) -> Iterator[Part]:
     """Yield the failed figures of a case with their reasons."""
-    lines = render_failures(verdicts, expectation=expectation_of(report)).splitlines()
+    expectation = wording_of(report).expectation
+    lines = render_failures(verdicts, expectation=expectation).splitlines()
     yield Fold("The figures", tuple(map(Text, lines)))
 
 

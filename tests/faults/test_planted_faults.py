@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.document import load_verdict
+from specreg.report.files import load_verdict
 from tests.unit.builders.tiers import tiny_tier
 
 pytestmark = pytest.mark.vllm

@@ -27,7 +27,7 @@ from specreg.report.charts import (
     spread_pictures,
     throughput_over_latency,
 )
-from specreg.report.document import ArmReport, CaseReport, Report
+from specreg.report.document import CaseReport, RunReport
 from specreg.report.drawing import CurvePicture
 from specreg.report.junit import render_junit
 from specreg.report.page import render_page
@@ -65,8 +65,7 @@ def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
 
 
 def test_a_gate_says_that_the_value_of_side_a_is_its_own_and_nothing_was_recorded() -> None:
-    arms = (ArmReport(name="A", text="vllm==0.31.0"), ArmReport(name="B", text="vllm==0.32.0"))
-    report = msgspec.structs.replace(reports.REPORT, arms=arms)
+    report = reports.gate_of(reports.REPORT.run)
     lost = "throughput 90 tokens/s, side A 100 tokens/s: worse by 10.0 % (8.0 to 12.0 %)"
     text = Page(render_page(report)).text
     assert lost in text
@@ -241,7 +240,7 @@ def test_a_speedup_is_drawn_with_its_interval_and_its_baseline() -> None:
 
 
 def test_a_gate_draws_the_change_of_each_figure_with_its_interval() -> None:
-    shown = list(change_pictures(reports.REPORT))
+    shown = list(change_pictures(reports.gate_of(reports.REPORT.run)))
     assert [picture.title for picture in shown] == [
         "Change of acceptance length",
         "Change of throughput",
@@ -638,7 +637,7 @@ def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
     assert fine.bad == []
 
 
-def hostile_reports() -> dict[str, Report]:
+def hostile_reports() -> dict[str, RunReport]:
     """By place the report with a hostile text there."""
     report = reports.REPORT
     replace = msgspec.structs.replace

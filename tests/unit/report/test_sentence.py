@@ -5,7 +5,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from specreg.report.document import ArmReport, Headline, Report, Tone
+from specreg.report.document import ArmReport, Report, RunReport, Tone
 from specreg.report.page import render_markdown, render_page
 from specreg.report.parts import VerdictLine
 from specreg.report.sentence import answer_of, comparison_of
@@ -25,7 +25,7 @@ LENGTH_LOST = dataclasses.replace(
 )
 
 
-def judged(*verdicts: Verdict, **changes: object) -> Report:
+def judged(*verdicts: Verdict, **changes: object) -> RunReport:
     run = msgspec.structs.replace(reports.run_of(*verdicts), **changes)
     return msgspec.structs.replace(reports.REPORT, run=run, remarks=())
 
@@ -212,10 +212,9 @@ def test_a_recording_is_compared_with_no_baseline() -> None:
 
 
 def test_a_side_with_a_long_name_is_named_below_the_answer() -> None:
-    answer = Headline(subject="DON'T", tone=Tone.BAD, text="")
     settings = ("engine_env.A_VARIABLE=some_value", "draft_tokens=5")
     arms = (ArmReport(name="A", text="vllm"), ArmReport(name="B", text="vllm", overrides=settings))
-    report = msgspec.structs.replace(judged(reports.LOST), arms=arms, answers=(answer,))
+    report = reports.gate_of(reports.run_of(reports.LOST), arms)
     assert sentence(report).startswith("Don't upgrade to side B: ")
     named = "B, vllm with engine_env.A_VARIABLE=some_value, draft_tokens=5, against A, vllm, on "
     assert comparison_of(report).startswith(named)
