@@ -16,8 +16,8 @@ from typing import Literal
 
 from playwright.sync_api import ViewportSize, sync_playwright
 
-from specreg.report.document import FILE_NAME, load_report
 from specreg.report.exports import write_outputs
+from specreg.report.files import FILE_NAME, load_report
 from specreg.report.pictures import render_pictures
 from tests.browser.test_page import NAMES, chromium
 

@@ -413,17 +413,22 @@ def render_baseline(baseline: Baseline) -> str:
     return _render(content, "") + "\n"
 
 
-def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON Schema of a struct."""
+def schema_of(*kinds: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON Schema of a struct, or of any of several structs."""
     # The arguments of a chat template may be any JSON value.
     any_value = {"description": "what a chat template takes"}
-    schema = msgspec.json.schema(kind, schema_hook=lambda _: any_value)
-    for definition in schema["$defs"].values():
+    references, definitions = msgspec.json.schema_components(
+        kinds, schema_hook=lambda _: any_value, ref_template="#/$defs/{name}"
+    )
+    for definition in definitions.values():
         if "description" in definition:
             # Python 3.13 removes the indentation of docstrings, and schemas must be equal with all
             # versions of Python.
             definition["description"] = inspect.cleandoc(definition["description"])
-    return schema
+    schema = {"anyOf": list(references)}
+    if len(kinds) == 1:
+        [schema] = references
+    return {**schema, "$defs": definitions}
 
 
 def render_schema() -> str:

@@ -23,7 +23,7 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.files import cause_of, real_path, remedy_of
 from specreg.core.interrupts import interrupt_on_signals
-from specreg.report.document import Report, Tone
+from specreg.report.document import ComparedReport, Tone
 from specreg.report.parts import VerdictLine
 from specreg.report.screen import screen_here
 from specreg.report.terminal import render_report, render_view
@@ -106,7 +106,7 @@ def gate(options: GateOptions) -> int:
     )
     resume_options = shlex.join(("--resume", "--out", str(running_gate.folder)))
 
-    def show(report: Report) -> None:
+    def show(report: ComparedReport) -> None:
         screen = screen_here()
         say(render_report(report, screen), styled=screen.color)
         say(f"report: {running_gate.folder / 'report.html'}")

@@ -12,15 +12,16 @@ from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, naming, say
 from specreg.core.errors import ReportError, check_name
 from specreg.core.names import check_spelling
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import (
+from specreg.report.document import Report, render_schema
+from specreg.report.exports import ALWAYS, FORMS, write_outputs
+from specreg.report.files import (
     FILE_NAME,
     load_report,
+    load_run_report,
     load_verdict,
     record_document,
-    render_schema,
     write_in,
 )
-from specreg.report.exports import ALWAYS, FORMS, write_outputs
 from specreg.report.side_by_side import side_by_side
 from specreg.report.trend import FILE_NAME as TREND_FILE
 from specreg.report.trend import MachineHistory, load_histories, render_trend
@@ -95,11 +96,11 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
     if any(FORMS[name].takes_ledger for name in to or ALWAYS):
         paths.append(run_folder / LEDGER)
     with naming(*paths):
-        first = load_report(run_folders[0] / FILE_NAME)
-        document = first
         target = folder or run_folder
+        document: Report
         if len(names) == _MAX_RUNS:
-            document = side_by_side(first, load_report(run_folder / FILE_NAME))
+            first, second = (load_run_report(path / FILE_NAME) for path in run_folders)
+            document = side_by_side(first, second)
             # The name becomes part of a folder's name, and a report may come from another machine.
             check_spelling("run", first.run.run)
             target = folder or run_folder / f"against-{first.run.run}"
@@ -107,6 +108,8 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
                 message = f"'{target}': is a symbolic link; remove it, or name another --folder"
                 raise ReportError(message)
             record_document(target / FILE_NAME, document)
+        else:
+            document = load_report(run_folder / FILE_NAME)
         for path in write_outputs(to or ALWAYS, document, run_folder, target):
             say(path)
 

@@ -26,7 +26,7 @@ from specreg.core.files import real_path
 from specreg.core.processes import clean_up, end_process, new_temporary, start_process
 from specreg.core.received import received_files, write_received
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import FILE_NAME
+from specreg.report.files import FILE_NAME
 from specreg.report.progress import Progress
 from specreg.report.screen import screen_here
 from specreg.report.terminal import render_report, render_view

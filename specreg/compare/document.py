@@ -18,19 +18,18 @@ from specreg.core.counted import counted
 from specreg.core.errors import ReportError
 from specreg.engines.launch_facts import changed_facts
 from specreg.report.document import (
-    FILE_NAME,
     ArmReport,
     CaseReport,
+    ComparedReport,
     Expected,
     Headline,
-    Report,
     RunVerdict,
     Tone,
     origin_of,
-    record_document,
 )
 from specreg.report.expected import expected_by
 from specreg.report.exports import ALWAYS, write_outputs
+from specreg.report.files import FILE_NAME, record_document
 from specreg.report.remarks import workload_remarks
 from specreg.report.tables import label_of
 from specreg.runs.ledger import FailedLaunch, MeasuredLaunch
@@ -58,7 +57,7 @@ def run_to_end(
     *,
     command: str,
     resume_options: str = "",
-    show: Callable[[Report], None] = lambda _: None,
+    show: Callable[[ComparedReport], None] = lambda _: None,
 ) -> Decision:
     """Measure a gate, and write its report, also of what an interrupted gate has measured.
 
@@ -89,7 +88,7 @@ def run_to_end(
 
 def record_gate(
     gate: Gate, *, command: str, resume_options: str = "", status: int | None = None
-) -> Report:
+) -> ComparedReport:
     """Write the report of a gate and its pages, even if the gate isn't finished, and return it.
 
     Args:
@@ -116,9 +115,8 @@ def record_gate(
         verdicts=decision.verdicts,
     )
     cases = [_case_report(gate, pair, decision, command) for pair in gate.goal.pairs]
-    arms = tuple(_arm_report(gate, side) for side in COMPARED)
     ended_at = dt.datetime.now(tz=dt.UTC)
-    report = Report(
+    report = ComparedReport(
         run=run,
         machine=gate.environment,
         origin=origin_of(commit_of(options.root), command),
@@ -127,7 +125,7 @@ def record_gate(
         remarks=tuple(_remarks(gate)),
         ended_at=ended_at.isoformat(timespec="seconds"),
         answers=(answer,),
-        arms=arms,
+        arms=(_arm_report(gate, Side.A), _arm_report(gate, Side.B)),
         control=decision.control,
         hints=tuple(_hints(gate, decision, resume_options)),
     )

@@ -459,6 +459,8 @@ UNDECIDED: Mapping[str, Entry] = {
     "common_change": Entry(
         "all that ran tonight changed by {change} together, which is subtracted"
     ),
+    "engine_interrupted": Entry("interrupted, so the verdicts are those of the run alone"),
+    "engine_unmeasured": Entry("couldn't be measured side by side: {error}"),
     "engine_undecided": Entry("measuring both versions side by side decided nothing: {measured}"),
     "engine_kept": Entry(
         "the engine lost no more than {tolerated}, so it is the machine: {measured}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from specreg.core.errors import SpecregError
-from specreg.report.document import Report
+from specreg.report.document import RunReport
 from specreg.report.progress import Progress
 from specreg.suite.context import RunContext
 from specreg.suite.result import RunResult
@@ -79,7 +79,7 @@ class SessionEnd:
     """
 
     result: RunResult
-    report: Report | None
+    report: RunReport | None
     failure_blocks: Mapping[str, str]
 
 

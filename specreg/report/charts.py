@@ -11,7 +11,14 @@ from specreg.baselines.comparison import differing_settings
 from specreg.matrix.case import CaseSettings, Load
 from specreg.measurement.figures import ArmFigures, Figures
 from specreg.measurement.metrics import METRICS, Metric, better_frac
-from specreg.report.document import CaseReport, Report, Tone, began_at, last_verdicts
+from specreg.report.document import (
+    CaseReport,
+    ComparedReport,
+    RunReport,
+    Tone,
+    began_at,
+    last_verdicts,
+)
 from specreg.report.drawing import (
     Axis,
     AxisStyle,
@@ -79,7 +86,7 @@ LABEL_ROOM = 76
 """The width that a label below a picture needs, in the unit of the picture's coordinates."""
 
 
-def speedup_picture(report: Report) -> IntervalPicture | None:
+def speedup_picture(report: RunReport) -> IntervalPicture | None:
     """Draw the speedup of each case that has one; None if no case has one.
 
     The interval comes from the change against the baseline, so a case without a baseline has none.
@@ -161,7 +168,7 @@ def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | N
     return min(worse_end, better_end), max(worse_end, better_end)
 
 
-def change_pictures(report: Report) -> Iterator[IntervalPicture]:
+def change_pictures(report: ComparedReport) -> Iterator[IntervalPicture]:
     """Yield the pictures of a report with two sides: for each metric, the change of each case.
 
     Draft positions are left out.
@@ -208,7 +215,7 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
         )
 
 
-def nights_needed(report: Report) -> IntervalPicture | None:
+def nights_needed(report: RunReport) -> IntervalPicture | None:
     """Draw after how many nights each undecided figure is decided; None if that isn't known."""
     rows = []
     for verdict in last_verdicts(report.run.verdicts):

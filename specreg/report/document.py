@@ -1,47 +1,36 @@
 """The report document, `report.json`: everything that a run or a gate recorded and decided.
 
-There are three kinds. The suite, or a merge of its shards, writes the document of a run, in which
-answers and hints are empty, because they follow from `run`. A gate writes a document with two
-`arms`, with answers and hints, and with the values of side A as `expected`. `specreg report A B`
-puts two runs side by side, as two `arms` without hints. The terminal, the HTML page and all exports
-are rendered from this document, and `docs/report.schema.json` is its JSON Schema.
+There are two kinds. The suite, or a merge of its shards, writes the document of a run, whose
+headlines and hints follow from `run`. A document with two sides, `arms`, has them as fields. A gate
+writes one with the values of side A as `expected`, and `specreg report A B` puts two runs side by
+side in one without hints. The terminal, the HTML page and all exports are rendered from these
+documents, and `docs/report.schema.json` is their JSON Schema.
 """
 
-import contextlib
 import datetime as dt
+import inspect
 import json
 import platform
 from collections.abc import Iterable
 from enum import StrEnum
-from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 import specreg
 from specreg.baselines.schema import schema_of
-from specreg.core.commands import portable_options, run_command, without_recording
-from specreg.core.errors import ReportError
-from specreg.core.files import MIB, UNREADABLE, cause_of, replace_file
+from specreg.core.commands import portable_options, run_command
 from specreg.core.names import ReportedCase
-from specreg.core.readable import Label, readable_block
-from specreg.core.received import read_received, write_below
+from specreg.core.readable import Label
 from specreg.core.timeline import RunTime
-from specreg.core.values import readable_values, with_texts
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.matrix.case import CaseSettings
 from specreg.measurement.figures import Figures
-from specreg.measurement.plausible import check_numbers
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.verdict import Outcome, Verdict
 
 SCHEMA_VERSION: Literal[3] = 3
-FILE_NAME = "report.json"
-_MAX_BYTES = 256 * MIB
-_ARM_COUNTS = {0, 2}
-"""How many arms a document may have: none for a run, and two for a gate or for two runs side
-by side."""
 _NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
 """The options that decide which version of an engine a run measures."""
 
@@ -220,23 +209,17 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole document of a run or a gate.
+class SharedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What both kinds of document have: one with `arms` in it is a `ComparedReport`.
 
     Attributes:
-        run: what the run decided.
-        machine: the environment that the run measured in.
+        run: what the run decided, or the gate.
+        machine: the environment that was measured in.
         origin: what is needed to repeat the run.
         cases: of a run, the cases with a verdict, in the order of the tier; of a gate, all cases.
         tier_cases: the ids of all cases of the tier.
         remarks: further notes for the reader.
         ended_at: when the run ended, in UTC and ISO 8601.
-        time: how long each stage of the run took; null for a document with two sides.
-        answers: the headlines of a document with two sides; empty for a run, whose headlines follow
-            from `run`.
-        arms: the sides A and B of a gate, or of two runs side by side; empty for a run.
-        control: the verdicts of a gate on side A compared with itself.
-        hints: what a gate advises to do next; empty for a run, whose hints follow from `run`.
     """
 
     schema_version: Literal[3] = SCHEMA_VERSION
@@ -247,11 +230,35 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tier_cases: tuple[Label, ...]
     remarks: tuple[str, ...] = ()
     ended_at: str = ""
+
+
+class RunReport(SharedReport, frozen=True, kw_only=True):
+    """The whole document of a run.
+
+    Attributes:
+        time: how long each stage of the run took; null if that isn't known.
+    """
+
     time: RunTime | None = None
-    answers: tuple[Headline, ...] = ()
-    arms: tuple[ArmReport, ...] = ()
+
+
+class ComparedReport(SharedReport, frozen=True, kw_only=True):
+    """The whole document of a gate, or of two runs side by side.
+
+    Attributes:
+        answers: the headlines.
+        arms: the sides A and B.
+        control: the verdicts of a gate on side A compared with itself.
+        hints: what a gate advises to do next.
+    """
+
+    answers: tuple[Headline, ...]
+    arms: tuple[ArmReport, ArmReport]
     control: tuple[Verdict, ...] = ()
     hints: tuple[str, ...] = ()
+
+
+Report: TypeAlias = RunReport | ComparedReport
 
 
 def flat_fields(verdict: Verdict) -> dict[str, object]:
@@ -279,97 +286,6 @@ def last_verdicts(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
         for (figure, outcome), verdict in last.items()
         if outcome is not Outcome.MEASURED or figure not in judged
     )
-
-
-def record_document(path: Path, content: object) -> None:
-    """Write a document as indented JSON, whole or not at all.
-
-    Raises:
-        ReportError: The file can't be written.
-    """
-    encoded = msgspec.json.encode(readable_values(content))
-    write_whole(path, msgspec.json.format(encoded, indent=1) + b"\n")
-
-
-def write_in(folder: Path, name: str, content: bytes) -> Path:
-    """Write a file below a folder, whole or not at all, and return its path.
-
-    Args:
-        folder: the folder that the file must stay below.
-        name: the path below the folder. Part of it may come from a document, for example the id
-            of a case, so it isn't trusted.
-        content: what the file shall contain.
-
-    Raises:
-        ReportError: The file would be outside the folder, or it can't be written.
-    """
-    try:
-        return write_below(folder, name, content)
-    except OSError as error:
-        message = f"{str(folder / name)!a}: not written, {error.strerror}"
-        advice = "make room, repair its rights, or name another folder"
-        raise ReportError(f"{message}; {advice}") from error
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        ReportError: The file can't be written.
-    """
-    try:
-        replace_file(path, content)
-    except OSError as error:
-        message = f"'{path}': not written, {error.strerror}; make room or repair its rights"
-        raise ReportError(message) from error
-
-
-def load_report(path: Path) -> Report:
-    """Load a report document, which somebody else may have sent.
-
-    The commands in it are replaced by those of this machine, or left out if the document has two
-    sides, so that a reader who copies a command starts no program that the document names.
-
-    Raises:
-        ReportError: The file is missing, can't be read, or doesn't have the form of a report.
-    """
-    try:
-        content = read_received(path.parent, path.name, _MAX_BYTES)
-        report = msgspec.json.decode(content, type=Report)
-        check_numbers(msgspec.to_builtins(report))
-        if len(report.arms) not in _ARM_COUNTS:
-            raise msgspec.ValidationError(f"`arms` has {len(report.arms)}, needed none or two")
-    except (OSError, *UNREADABLE) as error:
-        advice = "run the tier again, or use the specreg of the run"
-        raise ReportError(f"report '{path}': {cause_of(error)}; {advice}") from error
-    else:
-        # The renderers hide secrets, because not all secrets are known yet when a report is loaded.
-        readable = with_texts(report, lambda text: readable_block(text, secrets=()))
-        return _with_own_commands(readable)
-
-
-def _with_own_commands(report: Report) -> Report:
-    """Replace all commands of a report by those with which this machine does the same.
-
-    The commands of a gate, and of two runs side by side, name programs and folders of the machine
-    that compared them. Such documents lose their commands, and the hints, which have commands too.
-    """
-    cases = []
-    options = portable_options(report.origin.options)
-    for case in report.cases:
-        command = ""
-        if not report.arms:
-            command = reproduce_command(case.case_id, without_recording(options), case.figures)
-        cases.append(msgspec.structs.replace(case, reproduce=command))
-    command = ""
-    if not report.arms:
-        case_ids = []
-        # A run of the whole tier needs no names of cases.
-        if not report.run.complete:
-            case_ids = [case.case_id for case in cases]
-        command = run_command(case_ids, options, report.tier_cases)
-    origin = msgspec.structs.replace(report.origin, command=command, options=options)
-    return msgspec.structs.replace(report, origin=origin, cases=tuple(cases), hints=())
 
 
 def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures | None) -> str:
@@ -402,15 +318,8 @@ def began_at(run: str) -> dt.datetime | None:
 
 def render_schema() -> str:
     """Render the JSON Schema of the document. `docs/report.schema.json` is a copy of it."""
-    schema = schema_of(Report)
+    schema = schema_of(ComparedReport, RunReport)
+    schema["description"] = inspect.getdoc(SharedReport)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["$id"] = f"urn:specreg:report:{SCHEMA_VERSION}"
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
-
-
-def load_verdict(path: Path) -> RunVerdict | None:
-    """Load what a run decided; return None if the file is missing or can't be read."""
-    with contextlib.suppress(OSError, *UNREADABLE):
-        content = read_received(path.parent, path.name, _MAX_BYTES)
-        return msgspec.json.decode(content, type=RunVerdict)
-    return None

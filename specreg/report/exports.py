@@ -16,7 +16,8 @@ from specreg.core.values import readable_values
 from specreg.measurement.measure import Measurement
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import BENCHMARKS, render_benchmarks
-from specreg.report.document import Report, flat_fields, write_in
+from specreg.report.document import Report, flat_fields
+from specreg.report.files import write_in
 from specreg.report.gauges import render_metrics
 from specreg.report.junit import render_junit
 from specreg.report.page import render_markdown, render_page

@@ -5,22 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from specreg.core.readable import readable_line
 from specreg.core.values import readable_values
 from specreg.engines.launch_facts import changed_facts
-from specreg.report.document import CaseReport, Report, flat_fields
+from specreg.report.document import CaseReport, flat_fields
 from specreg.report.tables import compared_cells, interval_of, label_of, render_value
+from specreg.report.wording import OF_A_RUN
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
-_RECORDED = "recorded"
 _LENGTH = "acceptance_length_tokens"
 
 
-def expectation_of(report: Report) -> str:
-    """Return the words before an expected value: `recorded` for a baseline, otherwise `side A`."""
-    if not report.arms:
-        return _RECORDED
-    return f"side {report.arms[0].name}"
-
-
-def sentence_of(verdict: Verdict, expectation: str = _RECORDED) -> str:
+def sentence_of(verdict: Verdict, expectation: str = OF_A_RUN.expectation) -> str:
     """Return a sentence with the measured and the expected value of a verdict and their difference.
 
     Without an interval of the difference, it has only the metric and the measured value.
@@ -29,7 +22,7 @@ def sentence_of(verdict: Verdict, expectation: str = _RECORDED) -> str:
 
     Args:
         verdict: the verdict.
-        expectation: the word before the expected value, see `expectation_of`.
+        expectation: the word before the expected value, see `Wording`.
     """
     comparison = verdict.comparison
     subject = _label_and_value(verdict)
@@ -120,7 +113,7 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
 
 
 def render_failures(
-    verdicts: Sequence[Verdict], error: str = "", expectation: str = _RECORDED
+    verdicts: Sequence[Verdict], error: str = "", expectation: str = OF_A_RUN.expectation
 ) -> str:
     """Describe what went wrong with one case: a line for each metric, with the reason below it.
 
@@ -130,7 +123,7 @@ def render_failures(
         verdicts: the failed verdicts of the case.
         error: the error message of the case. If the reason of a verdict is only the first line of
             this message, the whole message is shown instead.
-        expectation: the word before an expected value, see `expectation_of`.
+        expectation: the word before an expected value, see `Wording`.
     """
     error_head, _, _ = error.partition("\n")
     groups: dict[tuple[Outcome, str], list[Verdict]] = {}

@@ -5,7 +5,8 @@ from xml.etree import ElementTree as ET
 from specreg.core.readable import readable_line
 from specreg.core.values import readable_values
 from specreg.report.document import Report
-from specreg.report.failures import expectation_of, properties, render_skip, sentence_of
+from specreg.report.failures import properties, render_skip, sentence_of
+from specreg.report.wording import wording_of
 from specreg.verdicts.verdict import Verdict
 
 
@@ -22,7 +23,7 @@ def render_junit(report: Report) -> str:
     suites = ET.Element("testsuites")
     suite = ET.SubElement(suites, "testsuite", {"name": readable_line(f"specreg {run.tier}")})
     suite.attrib.update({name: str(count) for name, count in counts.items()})
-    expectation = expectation_of(report)
+    expectation = wording_of(report).expectation
     for verdict in run.verdicts:
         _add_test(suite, verdict, expectation)
     ET.indent(suites)

@@ -11,7 +11,7 @@ from specreg.core.commands import (
     specreg_command,
     without_recording,
 )
-from specreg.report.document import CaseReport, Report
+from specreg.report.document import CaseReport, ComparedReport, Report, RunReport
 from specreg.report.parts import Commands, Part, Text
 from specreg.report.sentence import leading_loss, recorded_cases
 from specreg.verdicts.verdict import Outcome, Verdict
@@ -26,7 +26,7 @@ _USUAL_TIERS = {"cpu", "gpu"}
 
 def next_steps(report: Report) -> Iterator[Part]:
     """Yield what to type next, the most useful commands first."""
-    if report.arms:
+    if isinstance(report, ComparedReport):
         yield from _after_sides(report)
     elif not report.run.verdicts:
         command = run_command((), report.origin.options)
@@ -37,7 +37,7 @@ def next_steps(report: Report) -> Iterator[Part]:
         yield from _after_run(report)
 
 
-def _after_sides(report: Report) -> Iterator[Part]:
+def _after_sides(report: ComparedReport) -> Iterator[Part]:
     """Yield the search for the release that made a case worse, and then the hints of the gate."""
     lost = [verdict for verdict in report.run.verdicts if verdict.outcome in _WORSE]
     good, bad = (arm.text for arm in report.arms)
@@ -58,7 +58,7 @@ def _tier_option(report: Report) -> Sequence[str]:
     return ("--tier", report.run.tier)
 
 
-def _whole_ids(report: Report) -> Collection[str]:
+def _whole_ids(report: RunReport) -> Collection[str]:
     """Return the ids of all cases that a run without `-k` judges."""
     if report.run.complete:
         # A complete run has verdicts on all cases that have something to judge.
@@ -66,7 +66,7 @@ def _whole_ids(report: Report) -> Collection[str]:
     return report.tier_cases
 
 
-def _after_recording(report: Report) -> Commands:
+def _after_recording(report: RunReport) -> Commands:
     """Return the commands that keep recorded baselines."""
     options = report.origin.options
     case_ids = _named(recorded_cases(report), _whole_ids(report))
@@ -83,7 +83,7 @@ def _after_recording(report: Report) -> Commands:
     return Commands("look at it, run against it, keep it", (diff, command, add))
 
 
-def _after_run(report: Report) -> Iterator[Part]:
+def _after_run(report: RunReport) -> Iterator[Part]:
     """Yield commands that look again, decide or record; if there are none, the same command."""
     options = report.origin.options
     whole_ids = _whole_ids(report)
@@ -101,7 +101,7 @@ def _after_run(report: Report) -> Iterator[Part]:
         yield Commands("run it again, another night", (command,))
 
 
-def _repairs(report: Report, whole_ids: Collection[str]) -> Iterator[Commands]:
+def _repairs(report: RunReport, whole_ids: Collection[str]) -> Iterator[Commands]:
     """Yield a command for each kind of verdict that fails.
 
     Args:
@@ -140,7 +140,7 @@ def _repairs(report: Report, whole_ids: Collection[str]) -> Iterator[Commands]:
         yield Commands("measure again, until it is decided", (command,))
 
 
-def _gate_of_versions(report: Report) -> str:
+def _gate_of_versions(report: RunReport) -> str:
     """Return the gate between the recorded version of an engine and the present one.
 
     Returns:

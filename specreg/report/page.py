@@ -33,8 +33,8 @@ from specreg.report.charts import (
     spread_pictures,
     throughput_over_latency,
 )
-from specreg.report.document import CaseReport, Report, last_verdicts
-from specreg.report.drawing import CurvePicture, spaced
+from specreg.report.document import CaseReport, ComparedReport, Report, last_verdicts
+from specreg.report.drawing import CurvePicture, IntervalPicture, spaced
 from specreg.report.failures import by_case
 from specreg.report.parts import Commands, Part, Text
 from specreg.report.summary import MARKS, OUTCOMES, tone_of
@@ -51,8 +51,9 @@ from specreg.report.tables import (
     render_value,
     settings_of,
 )
-from specreg.report.terminal import columns_of, render_notes
+from specreg.report.terminal import render_notes
 from specreg.report.view import failing_by_case, view_of
+from specreg.report.wording import wording_of
 from specreg.verdicts.verdict import Verdict
 
 _MAX_NEXT_CHARS = 8_000
@@ -104,7 +105,6 @@ def render_page(report: Report, in_progress: str = "") -> str:
     # Sort the verdicts for the parts of the page.
     report = readable_values(report)
     run = report.run
-    is_run = not report.arms
     verdicts = last_verdicts(run.verdicts)
     verdicts_by_case = by_case(verdicts)
     failing = failing_by_case(report)
@@ -115,15 +115,19 @@ def render_page(report: Report, in_progress: str = "") -> str:
     # instead of speedups.
     environment = None
     nights: Sequence[CurvePicture] = ()
-    gains = []
-    if is_run:
+    undecided = None
+    control: Sequence[Verdict] = ()
+    gains: list[IntervalPicture] = []
+    if isinstance(report, ComparedReport):
+        gains.extend(change_pictures(report))
+        control = report.control
+    else:
         environment = run.environment
         nights = list(histories(list(map(CaseNights.of, report.cases))))
+        undecided = nights_needed(report)
         speedups = speedup_picture(report)
         if speedups is not None:
             gains.append(speedups)
-    else:
-        gains.extend(change_pictures(report))
     rows = []
     for case_id, case_verdicts in verdicts_by_case.items():
         rows.append((case_id, _worst(case_verdicts, columns)))
@@ -137,11 +141,12 @@ def render_page(report: Report, in_progress: str = "") -> str:
         secrets=known_secrets(),
         shared=SharedDrawings(),
         run=run,
-        is_run=is_run,
+        is_run=not isinstance(report, ComparedReport),
+        control=control,
         # What to type comes at the end of a run.
         view=[part for part in view_of(report) if not (in_progress and isinstance(part, Commands))],
         subject=run.tier,
-        value_columns=columns_of(report),
+        wording=wording_of(report),
         failing_by_case=failing,
         verdicts_by_case=verdicts_by_case,
         shown_outcomes={verdict.outcome for verdict in verdicts},
@@ -158,7 +163,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         ],
         histories=nights,
         line_names=line_names,
-        nights_needed=nights_needed(report),
+        nights_needed=undecided,
         loads=[*gains_over_load(report.cases), *throughput_over_latency(report.cases)],
         categories=category_map(_in_order(case_by_id, ids_in_order)),
         notes=render_notes(passing, environment),
@@ -191,7 +196,7 @@ def render_markdown(report: Report) -> str:
     skipped_lines = [f"{case_id}: {reason}" for case_id, reason in run.skipped.items()]
     text = _MARKDOWN.get_template("report.md.jinja").render(
         view=view,
-        value_columns=columns_of(report),
+        wording=wording_of(report),
         remarks=[*skipped_lines, *report.remarks],
         failing=list(itertools.chain.from_iterable(failing_by_case(report).values())),
         verdicts=verdicts,

@@ -21,7 +21,7 @@ from specreg.report.charts import (
     speedup_picture,
     throughput_over_latency,
 )
-from specreg.report.document import Report
+from specreg.report.document import ComparedReport, Report, RunReport
 from specreg.report.drawing import BarPicture, CurvePicture, IntervalPicture
 from specreg.report.failures import by_case
 from specreg.report.page import TEMPLATES
@@ -29,6 +29,7 @@ from specreg.report.parts import Chart, Section, Text
 from specreg.report.sentence import answer_of, comparison_of
 from specreg.report.summary import MARKS
 from specreg.report.view import view_of
+from specreg.report.wording import wording_of
 
 _WIDTH_CHARS = 72
 """How many characters a line of the verdict's card holds."""
@@ -58,9 +59,9 @@ def render_pictures(report: Report) -> Mapping[str, str]:
     """
     report = readable_values(report)
     drawn = {"pictures/verdict.svg": _card(report)}
+    bars_note = f"grey: {wording_of(report).before}"
     for name, picture in _pictures(report):
-        before = report.arms[0].name if report.arms else "before"
-        note = f"grey: {before}" if isinstance(picture, BarPicture) else picture.note
+        note = bars_note if isinstance(picture, BarPicture) else picture.note
         drawn[f"pictures/{name}.svg"] = _draw(picture.title, [note], [picture])
     return drawn
 
@@ -88,12 +89,13 @@ def render_bitmaps(report: Report) -> Mapping[str, bytes]:
 
 def _pictures(report: Report) -> Iterator[tuple[str, Picture]]:
     """Yield each picture with the name of its file."""
-    speedups = speedup_picture(report)
-    if report.arms:
+    if isinstance(report, ComparedReport):
         for number, picture in enumerate(change_pictures(report), start=1):
             yield f"change-{number}", picture
-    elif speedups is not None:
-        yield "speedup", speedups
+    else:
+        speedups = speedup_picture(report)
+        if speedups is not None:
+            yield "speedup", speedups
     verdicts_by_case = by_case(report.run.verdicts)
     for case in report.cases:
         # The id of a case may come from another machine.
@@ -124,7 +126,7 @@ def _card(report: Report) -> str:
     if sections:
         texts += [f"{sections[0].name}: {finding}" for finding in sections[0].findings]
         pictures += [part.picture for part in sections[0].parts if isinstance(part, Chart)]
-    elif not report.arms:
+    elif isinstance(report, RunReport):
         speedups = speedup_picture(report)
         if speedups is not None:
             pictures.append(speedups)

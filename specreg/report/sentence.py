@@ -10,13 +10,16 @@ from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import (
     ArmReport,
     CaseReport,
+    ComparedReport,
     Headline,
     Report,
+    RunReport,
     Tone,
     began_at,
     last_verdicts,
 )
 from specreg.report.tables import format_number, label_of, render_value
+from specreg.report.wording import wording_of
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict
 
@@ -45,7 +48,7 @@ def answer_of(report: Report) -> tuple[Tone, str]:
     A loss makes it bad. A figure that nobody could judge, or that was worse than is tolerated
     without a proof, makes it doubtful. A figure that a single night can't decide doesn't.
     """
-    if report.arms:
+    if isinstance(report, ComparedReport):
         return _answer_of_sides(report)
     run = report.run
     verdicts = last_verdicts(run.verdicts)
@@ -63,7 +66,7 @@ def answer_of(report: Report) -> tuple[Tone, str]:
     return _nothing_lost(report, verdicts)
 
 
-def recorded_cases(report: Report) -> Sequence[str]:
+def recorded_cases(report: RunReport) -> Sequence[str]:
     """Return the ids of the cases whose baselines this run recorded."""
     return [
         case.case_id
@@ -82,7 +85,7 @@ def short_names(report: Report) -> Mapping[str, str]:
     return {case_id: name if taken.count(name) == 1 else case_id for case_id, name in names.items()}
 
 
-def _why_nothing(report: Report) -> str:
+def _why_nothing(report: RunReport) -> str:
     """Return why a run judged nothing."""
     reasons = list(dict.fromkeys(report.run.skipped.values()))
     if len(reasons) == 1:
@@ -201,8 +204,8 @@ def unjudged_change(report: Report) -> str:
     if len(changes) > _MOST_LISTED:
         parts.append(f"{len(changes) - _MOST_LISTED} more")
     listed = ", ".join(parts)
-    option = "--launches " if report.arms else "--specreg-launches="
-    return f"Too few launches to judge: {listed}; {option}{needed_launches} would decide."
+    option = f"{wording_of(report).launches}{needed_launches}"
+    return f"Too few launches to judge: {listed}; {option} would decide."
 
 
 def _unjudged(report: Report, failing: Sequence[Verdict]) -> str:
@@ -217,7 +220,7 @@ def _unjudged(report: Report, failing: Sequence[Verdict]) -> str:
     return f"{len(failing)} of {counted(total, 'figure')} can't be judged; {name}: {why}"
 
 
-def _nothing_lost(report: Report, verdicts: Sequence[Verdict]) -> tuple[Tone, str]:
+def _nothing_lost(report: RunReport, verdicts: Sequence[Verdict]) -> tuple[Tone, str]:
     """Return the answer of a run in which nothing is proven to be worse, and no meter failed."""
     recorded = recorded_cases(report)
     if recorded:
@@ -267,7 +270,7 @@ def _speedups(verdicts: Iterable[Verdict]) -> Iterator[str]:
         yield f"speedup {' to '.join(ends)}"
 
 
-def _doubts(report: Report, verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _doubts(report: RunReport, verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield what keeps a run without a loss from being good news."""
     run = report.run
     names = short_names(report)
@@ -300,7 +303,7 @@ def _looks_lost(verdict: Verdict) -> bool:
     return change_frac < -(comparison.tolerance_frac or 0.0)
 
 
-def _answer_of_sides(report: Report) -> tuple[Tone, str]:
+def _answer_of_sides(report: ComparedReport) -> tuple[Tone, str]:
     """Return the answer of a gate: whether to upgrade. Two runs side by side aren't judged."""
     headline = Headline(subject="B against A", tone=Tone.DOUBT, text="none is judged")
     # A report of another machine may have no answer.
@@ -353,7 +356,7 @@ def comparison_of(report: Report) -> str:
     """Say what was compared with what: engine, version, commit, machine and date."""
     run = report.run
     parts = []
-    if report.arms:
+    if isinstance(report, ComparedReport):
         side_a, side_b = side_names(report.arms)
         parts.append(f"B, {side_b}, against A, {side_a}")
     else:

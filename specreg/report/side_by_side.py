@@ -13,9 +13,10 @@ from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import (
     ArmReport,
     CaseReport,
+    ComparedReport,
     Expected,
     Headline,
-    Report,
+    RunReport,
     RunVerdict,
     Tone,
     last_verdicts,
@@ -25,7 +26,7 @@ from specreg.verdicts.status import STATUS_MEANINGS, count_outcomes, exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 
-def side_by_side(a: Report, b: Report) -> Report:
+def side_by_side(a: RunReport, b: RunReport) -> ComparedReport:
     """Return a report of run B in which run A takes the place of the baseline.
 
     The report contains the cases that both runs have. It shows changes and judges none of them, so
@@ -35,17 +36,13 @@ def side_by_side(a: Report, b: Report) -> Report:
     if it is a speed or a power and the machines are of different kinds.
 
     Raises:
-        ReportError: The runs have no case in common, or one of the reports compares two sides
-            already.
+        ReportError: The runs have no case in common.
     """
     # Find the cases that both runs have.
-    names = f"'{a.run.run}' and '{b.run.run}'"
-    if a.arms or b.arms:
-        message = f"runs {names}: one of them compares two sides already; name runs of the suite"
-        raise ReportError(message)
     cases_of_a = {case.case_id: case for case in a.cases}
     common_cases = [case for case in b.cases if case.case_id in cases_of_a]
     if not common_cases:
+        names = f"'{a.run.run}' and '{b.run.run}'"
         raise ReportError(f"runs {names}: no case is in both; name two runs of one tier")
 
     # Compare them.
@@ -60,14 +57,6 @@ def side_by_side(a: Report, b: Report) -> Report:
     # Make the document of run B into one of two sides.
     common_ids = {case.case_id for case in common_cases}
     sides = {"A": a, "B": b}
-    arms = tuple(
-        ArmReport(
-            name=name,
-            text=_describe_run(report.run),
-            engine_versions=tuple(dict.fromkeys(_engine_versions(report.cases))),
-        )
-        for name, report in sides.items()
-    )
     run = msgspec.structs.replace(
         b.run,
         attached="",
@@ -79,15 +68,25 @@ def side_by_side(a: Report, b: Report) -> Report:
         skipped={},
     )
     command = specreg_command("report", a.run.run, b.run.run)
-    return msgspec.structs.replace(
-        b,
+    return ComparedReport(
         run=run,
+        machine=b.machine,
         origin=msgspec.structs.replace(b.origin, command=command),
         cases=tuple(cases),
+        tier_cases=b.tier_cases,
         remarks=(*_cases_of_one_side(sides, common_ids), *_failed_sides(sides)),
-        time=None,
+        ended_at=b.ended_at,
         answers=(_count_changes(verdicts),),
-        arms=arms,
+        arms=(_arm_report("A", a), _arm_report("B", b)),
+    )
+
+
+def _arm_report(name: str, report: RunReport) -> ArmReport:
+    """Describe a run that is a side, and the versions that its servers reported."""
+    return ArmReport(
+        name=name,
+        text=_describe_run(report.run),
+        engine_versions=tuple(dict.fromkeys(_engine_versions(report.cases))),
     )
 
 
@@ -109,7 +108,9 @@ def _count_changes(verdicts: Iterable[Verdict]) -> Headline:
     return Headline(subject="B against A", tone=Tone.DOUBT, text=text)
 
 
-def _cases_of_one_side(sides: Mapping[str, Report], common_ids: AbstractSet[str]) -> Iterator[str]:
+def _cases_of_one_side(
+    sides: Mapping[str, RunReport], common_ids: AbstractSet[str]
+) -> Iterator[str]:
     """Yield a remark for each side that has cases which the other side lacks."""
     for name, report in sides.items():
         ids = [case.case_id for case in report.cases if case.case_id not in common_ids]
@@ -117,7 +118,7 @@ def _cases_of_one_side(sides: Mapping[str, Report], common_ids: AbstractSet[str]
             yield f"only {name} has {', '.join(ids)}"
 
 
-def _failed_sides(sides: Mapping[str, Report]) -> Iterator[str]:
+def _failed_sides(sides: Mapping[str, RunReport]) -> Iterator[str]:
     """Yield a remark for each side whose run failed, with its exit status."""
     for name, report in sides.items():
         status = report.run.exit_status
@@ -135,7 +136,7 @@ def _describe_run(run: RunVerdict) -> str:
     return description
 
 
-def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator[Verdict]:
+def _changes(a: RunReport, b: RunReport, old: CaseReport, new: CaseReport) -> Iterator[Verdict]:
     """Yield a verdict for each of a case's figures that have a value in both runs.
 
     The verdict on a metric has the change, or the reason why the two figures can't be compared. If
@@ -213,7 +214,7 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
     )
 
 
-def _as_expected(a: Report, case: CaseReport) -> Expected | None:
+def _as_expected(a: RunReport, case: CaseReport) -> Expected | None:
     """Return what run A says about a case, in the form of a baseline; None without figures.
 
     The values stay empty, because each verdict contains the value of run A that it compares with.

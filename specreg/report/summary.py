@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import ArmReport, Report, Tone
+from specreg.report.document import ArmReport, ComparedReport, Report, RunReport, Tone
 from specreg.verdicts.verdict import JUDGED, Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
@@ -77,11 +77,20 @@ def tone_of(verdicts: Sequence[Verdict]) -> Tone:
 def notes_of(report: Report) -> Iterator[str]:
     """Yield a description of each side, if any, and notes on what the headlines leave open."""
     run = report.run
-    is_gate = bool(report.arms)
-    yield from _describe_arms(report.arms)
-    if not run.complete and is_gate:
-        yield "The gate was cut short before everything was decided."
-    elif run.verdicts and not run.complete:
+    if isinstance(report, ComparedReport):
+        yield from _describe_arms(report.arms)
+        if not run.complete:
+            yield "The gate was cut short before everything was decided."
+    else:
+        yield from _notes_of_run(report)
+    if run.no_power:
+        yield f"Power was not measured: {run.no_power}."
+
+
+def _notes_of_run(report: RunReport) -> Iterator[str]:
+    """Yield notes on what is missing from a run, and on servers that it didn't start."""
+    run = report.run
+    if run.verdicts and not run.complete:
         yield _incomplete_note(report)
     if run.attached_control:
         yield (
@@ -92,8 +101,6 @@ def notes_of(report: Report) -> Iterator[str]:
         yield f"The server at {run.attached} was not started by this run."
     if run.skipped:
         yield _skipped_note(run.skipped, len(report.tier_cases))
-    if run.no_power:
-        yield f"Power was not measured: {run.no_power}."
 
 
 def busy_note(report: Report) -> str:
@@ -108,7 +115,7 @@ def busy_note(report: Report) -> str:
     return f"The machine was busy ({load}): acceptance doesn't depend on that; {speeds}."
 
 
-def _incomplete_note(report: Report) -> str:
+def _incomplete_note(report: RunReport) -> str:
     """Return a note on what is missing from a run that didn't judge the whole tier."""
     judged = {verdict.case_id for verdict in report.run.verdicts}
     cases = len(report.tier_cases)

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.style import Style
@@ -13,7 +13,7 @@ from specreg.baselines.comparison import CaseSpreads, change_of_baseline, spread
 from specreg.baselines.record import RecordedBaseline
 from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
-from specreg.report.document import ArmReport, Report, last_verdicts
+from specreg.report.document import ArmReport, ComparedReport, Report, last_verdicts
 from specreg.report.parts import Commands, Fold, Output, Part, Section, Table, Text, VerdictLine
 from specreg.report.screen import LOG, Screen
 from specreg.report.sentence import recorded_cases
@@ -30,6 +30,7 @@ from specreg.report.tables import (
     render_rows,
 )
 from specreg.report.view import failing_by_case, view_of
+from specreg.report.wording import OF_A_RUN
 from specreg.stats.intervals import LEVELS, Look
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import PUBLISHED
@@ -58,32 +59,22 @@ def render_report(
         shows_failures: whether the failed verdicts are explained above already.
     """
     report = readable_values(report)
-    run = report.run
-    _, before = columns_of(report)
-    control_text = ""
-    if report.control:
-        # For the control, side A is launched twice, as A1 and A2. The table calls A1 just A.
-        columns = (f"{before}2", before)
-        control_table = render_verdicts(report.control, screen, columns=columns)
-        control_text = f"the control, {before} against itself:\n{control_table}"
-    # The sides of a gate are compared with each other, and not with a baseline.
-    environment = None
-    if not report.arms:
-        environment = run.environment
-    verdicts = list(run.verdicts)
-    if recorded_cases(report):
-        verdicts = [verdict for verdict in verdicts if verdict.outcome is not Outcome.MEASURED]
     # The case that the answer names is the first one of the table.
     order = {case_id: number for number, case_id in enumerate(failing_by_case(report))}
-    verdicts.sort(key=lambda verdict: order.get(verdict.case_id, len(order)))
-    to_explain = [verdict for verdict in verdicts if not (shows_failures and verdict.fails)]
-    below = (
-        _render_most(report, verdicts, screen),
-        control_text,
-        *details,
-        render_notes(to_explain, environment),
-        "\n".join(report.remarks),
+    verdicts = sorted(
+        report.run.verdicts, key=lambda verdict: order.get(verdict.case_id, len(order))
     )
+    if isinstance(report, ComparedReport):
+        tables = list(_render_sides(report, verdicts, screen))
+        # The sides are compared with each other, and not with a baseline.
+        environment = None
+    else:
+        if recorded_cases(report):
+            verdicts = [verdict for verdict in verdicts if verdict.outcome is not Outcome.MEASURED]
+        tables = [_render_most(verdicts, screen)]
+        environment = report.run.environment
+    to_explain = [verdict for verdict in verdicts if not (shows_failures and verdict.fails)]
+    below = (*tables, *details, render_notes(to_explain, environment), "\n".join(report.remarks))
     view = view_of(report)
     commands = [part for part in view if isinstance(part, Commands)]
     answer = [part for part in view if part not in commands]
@@ -126,21 +117,30 @@ def _render_part(part: Part, screen: Screen) -> str:
     return rendered
 
 
-def _render_most(report: Report, verdicts: Sequence[Verdict], screen: Screen) -> str:
-    """Render the verdicts of a report, and only count those that pass if they are many.
+def _render_sides(
+    report: ComparedReport, verdicts: Sequence[Verdict], screen: Screen
+) -> Iterator[str]:
+    """Yield a table with all verdicts, because a gate has no switch to show more, and its control.
 
-    The sides of a gate are always shown, because a gate has no switch to show more.
+    For the control, side A is launched twice, as A1 and A2. The table calls A1 just A.
     """
+    side_a, side_b = report.arms
+    columns = (_with_version(side_b), _with_version(side_a))
+    yield render_verdicts(verdicts, screen, columns=columns)
+    if report.control:
+        columns = (f"{side_a.name}2", side_a.name)
+        table = render_verdicts(report.control, screen, columns=columns)
+        yield f"the control, {side_a.name} against itself:\n{table}"
+
+
+def _render_most(verdicts: Sequence[Verdict], screen: Screen) -> str:
+    """Render the verdicts of a run, and only count those that pass if they are many."""
     shown = last_verdicts(verdicts)
     folded = [verdict for verdict in shown if not _is_always_shown(verdict)]
-    columns = columns_of(report)
-    if report.arms:
-        before, new = map(_with_version, report.arms)
-        columns = (new, before)
-    if screen.verbose or report.arms or len(folded) <= MOST_ROWS:
-        return render_verdicts(shown, screen, columns=columns)
+    if screen.verbose or len(folded) <= MOST_ROWS:
+        return render_verdicts(shown, screen)
     always_shown = [verdict for verdict in shown if _is_always_shown(verdict)]
-    table = render_verdicts(always_shown, screen, columns=columns)
+    table = render_verdicts(always_shown, screen)
     counts = Counter(verdict.outcome for verdict in folded)
     words = [f"{counts[outcome]} {_word_of(outcome)}" for outcome in OUTCOMES if counts[outcome]]
     count = f"{', '.join(reversed(words))}: -v shows each"
@@ -164,19 +164,11 @@ def _with_version(arm: ArmReport) -> str:
     return f"{arm.name}: {name}".removesuffix(": ")
 
 
-def columns_of(report: Report) -> tuple[str, str]:
-    """Return the titles of the columns for a verdict's `value` and `expected`."""
-    if not report.arms:
-        return "value", "baseline"
-    before, new = (arm.name for arm in report.arms)
-    return new, before
-
-
 def render_verdicts(
     verdicts: Sequence[Verdict],
     screen: Screen = LOG,
     *,
-    columns: tuple[str, str] = ("value", "baseline"),
+    columns: tuple[str, str] = OF_A_RUN.columns,
 ) -> str:
     """Render a table with verdicts, grouped by case in their order.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from specreg.report.charts import positions_picture, waterfall
 from specreg.report.diagnosis import diagnose, say_once
 from specreg.report.document import CaseReport, Report, Tone, last_verdicts
-from specreg.report.failures import by_case, changes_since_baseline, expectation_of, render_failures
+from specreg.report.failures import by_case, changes_since_baseline, render_failures
 from specreg.report.next_steps import next_steps
 from specreg.report.parts import Chart, Fold, Output, Part, Section, Text, VerdictLine, View
 from specreg.report.sentence import (
@@ -18,6 +18,7 @@ from specreg.report.sentence import (
 )
 from specreg.report.since import since_when
 from specreg.report.summary import busy_note, notes_of, tone_of
+from specreg.report.wording import wording_of
 from specreg.verdicts.verdict import Outcome, Verdict
 
 _LOST = {Outcome.WRONG, Outcome.REGRESSED}
@@ -99,21 +100,21 @@ def _evidence(report: Report, case: CaseReport, verdicts: Sequence[Verdict]) -> 
     for change in changes_since_baseline(case):
         yield Text(f"Changed since its baseline: {change}")
     yield from (Text(story) for story in since_when(case, verdicts))
-    before, now = (arm.name for arm in report.arms) if report.arms else ("before", "now")
-    fall = waterfall(verdicts, before, now)
+    wording = wording_of(report)
+    fall = waterfall(verdicts, wording.before, wording.now)
     if fall is not None:
         yield Chart(fall)
     all_verdicts = by_case(last_verdicts(report.run.verdicts))[case.case_id]
-    positions = positions_picture(
-        case, all_verdicts, f"Accepted drafts by position; grey: {before}"
-    )
+    title = f"Accepted drafts by position; grey: {wording.before}"
+    positions = positions_picture(case, all_verdicts, title)
     if positions is not None:
         yield Chart(positions)
 
 
 def _figures(report: Report, verdicts: Sequence[Verdict]) -> Iterator[Part]:
     """Yield the failed figures of a case with their reasons."""
-    lines = render_failures(verdicts, expectation=expectation_of(report)).splitlines()
+    expectation = wording_of(report).expectation
+    lines = render_failures(verdicts, expectation=expectation).splitlines()
     yield Fold("The figures", tuple(map(Text, lines)))
 
 

@@ -1,13 +1,13 @@
 """What a run wants to know: of which cases, on which launches of their servers, in which order."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import Metric
-from specreg.runs.ledger import Ledger
+from specreg.runs.ledger import Checked, Ledger
 from specreg.servers.launch import Launch, launch_pair
 
 ATTEMPTS = 2
@@ -114,6 +114,73 @@ class Further:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChange:
+    """An engine whose version has changed.
+
+    Attributes:
+        engine: the name of the engine.
+        before: the version of the last good night, or else the version of the baseline.
+        tonight: the version that the run measured.
+    """
+
+    engine: str
+    before: str
+    tonight: str
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """Both versions as a gate takes them, the earlier one first."""
+        return f"{self.engine}=={self.before}", f"{self.engine}=={self.tonight}"
+
+    def __str__(self) -> str:
+        return f"{self.engine} {self.before} -> {self.tonight}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCheck:
+    """A gate of two versions of an engine on one case, which tells the engine from the machine.
+
+    The ledger has its verdict on each metric as a check of the case.
+
+    Attributes:
+        case: the case on which both versions are measured.
+        change: the two versions.
+        tolerances: the tolerance of each metric that is compared, 0..1, by its name.
+        launch_s: how long the first launch of the case's server took in the run, with all cases on
+            that server, in seconds; 0 if unknown.
+    """
+
+    case: Case
+    change: EngineChange
+    tolerances: Mapping[str, float]
+    launch_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The check's name in the ledger if both versions couldn't be measured."""
+        return str(self.change)
+
+    def name_of(self, metric: str) -> str:
+        """Return the check's name in the ledger for a metric."""
+        return f"{self.change}: {metric}"
+
+    def found_in(self, ledger: Ledger) -> Iterator[Checked]:
+        """Yield what the ledger has of the metrics."""
+        for metric in self.tolerances:
+            line = ledger.check(self.case.id, self.name_of(metric))
+            if line is not None:
+                yield line
+
+    def __str__(self) -> str:
+        return f"{self.change} on {self.case.id}"
+
+
+def no_check() -> EngineCheck | None:
+    """Doubt no loss of speed."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
     """A run that measures cases on planned launches of their servers.
 
@@ -124,6 +191,7 @@ class Night:
         side_by_side: whether cases that differ only in their speculation are measured together.
         unconfirmed: returns the cases of a stage that want a further launch at its end.
         further: the launches that follow the last stage; None for none.
+        doubted: returns the gate that tells whether the engine or the machine lost; None for none.
         only: a case whose server alone is launched, by a process that measures a part of the run;
             None for all servers.
         last_stage: the stage after which the night pauses; None for the last of all.
@@ -135,6 +203,7 @@ class Night:
     side_by_side: bool = True
     unconfirmed: Wanted = no_case
     further: Further | None = None
+    doubted: Callable[[], EngineCheck | None] = no_check
     only: Case | None = None
     last_stage: Stage | None = None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specreg.matrix.case import Case, companions_of
-from specreg.runs.goals import CaseGoal, CaseLaunch, Further, Night, Stage, Wanted
+from specreg.runs.goals import CaseGoal, CaseLaunch, EngineCheck, Further, Night, Stage, Wanted
 from specreg.runs.ledger import FailedLaunch, Ledger
 from specreg.servers.launch import Launch
 
@@ -41,7 +41,7 @@ class Step:
 
 
 def next_step(ledger: Ledger, night: Night) -> Step | None:
-    """Return what a night does next; None if it is done."""
+    """Return what a night measures or checks next; None if all of it is there."""
     stages = [stage for stage in night.stages if night.has(stage)]
     for stage in stages:
         step = _step_of(stage, ledger, night)
@@ -62,6 +62,15 @@ def next_step(ledger: Ledger, night: Night) -> Step | None:
     if step is None or step.number > further.last_number:
         return None
     return step
+
+
+def engine_check(ledger: Ledger, night: Night) -> EngineCheck | None:
+    """Return the gate that a night ends with, once all else is there; None for none, or no more."""
+    check = night.doubted()
+    if check is None or any(check.found_in(ledger)):
+        return None
+    # What couldn't be measured isn't tried again in the same run.
+    return None if ledger.failures_of(check.case.id, 1, check.name) else check
 
 
 def _step_of(stage: Stage, ledger: Ledger, night: Night) -> Step | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from specreg.core.commands import RECORD_OPTION
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
-from specreg.report.document import CaseReport, Report, RunVerdict, origin_of, reproduce_command
+from specreg.report.document import CaseReport, RunReport, RunVerdict, origin_of, reproduce_command
 from specreg.report.expected import expected_of
 from specreg.report.launches import slowed_of
 from specreg.runs.goals import CaseLaunch
@@ -57,7 +57,7 @@ def run_verdict(result: RunResult, status: int, *, cut_short: bool) -> RunVerdic
 
 def report_of(
     result: RunResult, run: RunVerdict, *, command: str, remarks: tuple[str, ...] = ()
-) -> Report:
+) -> RunReport:
     """Return the report of a run.
 
     Args:
@@ -74,7 +74,7 @@ def report_of(
     judged_ids = {verdict.case_id for verdict in result.verdicts}
     cases = [case for case in context.tier.cases if case.id in judged_ids]
     case_reports = [_case_report(result, case, history.of(case.id)) for case in cases]
-    return Report(
+    return RunReport(
         run=run,
         machine=context.environment,
         origin=origin_of(context.commit, command, result.driver_version, options),

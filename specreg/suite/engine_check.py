@@ -9,11 +9,12 @@ in the same hour, on one case.
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from packaging.version import InvalidVersion, Version
 
 from specreg.compare.document import run_to_end, set_report_aside
@@ -22,14 +23,13 @@ from specreg.compare.judging import Decision
 from specreg.compare.options import TOLERANCE, GateOptions
 from specreg.core.commands import specreg_command
 from specreg.core.reasons import Reason
-from specreg.core.timeline import Phase, Timeline
+from specreg.core.timeline import Phase
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import GATE_METRICS, METRICS
-from specreg.report.document import FILE_NAME, load_report
 from specreg.report.tables import label_of
-from specreg.runs.goals import CaseLaunch
-from specreg.runs.ledger import LEDGER
+from specreg.runs.goals import CaseLaunch, EngineChange, EngineCheck
+from specreg.runs.ledger import LEDGER, Ledger
 from specreg.suite.context import RunContext
 from specreg.suite.result import RunResult
 from specreg.verdicts.history import settings_sha256
@@ -49,56 +49,12 @@ _SHORTEST_S = 0.01
 _DECIDED = GOOD | {Outcome.REGRESSED}
 """The outcomes that tell whether the engine is worse."""
 _BAD_NIGHT = frozenset({Outcome.REGRESSED, Outcome.INVALID, Outcome.WRONG})
-"""The outcomes of a night that isn't good. A night with an INCONCLUSIVE metric may be good."""
+"""The outcomes of a night that isn't good."""
 _LAUNCH_PHASES = (Phase.STARTING, Phase.WARMING_UP, Phase.MEASURING, Phase.STOPPING)
 """The phases of a launch in a run that a launch in a gate has too."""
 _MAIN_CAUSE_FRAC = 0.5
 """The engine alone is named as the cause if its loss is at least this share of the loss of all that
 ran tonight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChange:
-    """An engine whose version has changed.
-
-    Attributes:
-        engine: the name of the engine.
-        before: the version of the last good night, or else the version of the baseline.
-        tonight: the version that the run measured.
-    """
-
-    engine: str
-    before: str
-    tonight: str
-
-    @property
-    def sides(self) -> tuple[str, str]:
-        """Both versions as a gate takes them, the earlier one first."""
-        return f"{self.engine}=={self.before}", f"{self.engine}=={self.tonight}"
-
-    def __str__(self) -> str:
-        return f"{self.engine} {self.before} -> {self.tonight}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCheck:
-    """A comparison of two versions of an engine on one case.
-
-    Attributes:
-        case: the case on which both versions are measured.
-        change: the two versions.
-        tolerances: the tolerance of each metric that is compared, 0..1, by its name.
-        launch_s: how long the first launch of the case's server took in the run, with all cases on
-            that server, in seconds; 0 if unknown.
-    """
-
-    case: Case
-    change: EngineChange
-    tolerances: Mapping[str, float]
-    launch_s: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.change} on {self.case.id}"
 
 
 def is_doubtful(verdict: Verdict) -> bool:
@@ -119,8 +75,14 @@ def is_doubtful(verdict: Verdict) -> bool:
     return common_frac < -tolerance_frac
 
 
+def wanted_check(run: RunResult) -> EngineCheck | None:
+    """Return the gate that a run ends with; None if no loss is doubtful, or it takes too long."""
+    check = next(iter(possible_checks(run)), None)
+    return check if check is not None and _is_affordable(check, run.context) else None
+
+
 def possible_checks(run: RunResult) -> list[EngineCheck]:
-    """Return the comparisons that can tell the engine from the machine, the best one first.
+    """Return the gates that can tell the engine from the machine, the best one first.
 
     The best one is on the case with the most doubtful metrics, and among such cases on the one
     whose launch took the least time.
@@ -141,8 +103,10 @@ def possible_checks(run: RunResult) -> list[EngineCheck]:
     for case in run.cases:
         verdicts = [verdict for verdict in run.verdicts if verdict.case_id == case.id]
         tolerances = _doubtful_tolerances(verdicts)
+        if not tolerances:
+            continue
         change = _change_of(run, case, tolerances)
-        if tolerances and change is not None:
+        if change is not None:
             launch_s = _launch_s(run, case)
             checks.append(
                 EngineCheck(case=case, change=change, tolerances=tolerances, launch_s=launch_s)
@@ -204,7 +168,8 @@ def _version_before(context: RunContext, case: Case, metrics: AbstractSet[str]) 
         if record.settings_sha256 != settings:
             continue
         outcomes = {record.outcomes.get(metric) for metric in metrics} - {None}
-        if outcomes and not outcomes & _BAD_NIGHT:
+        # A night that decided nothing may have had tonight's loss already.
+        if outcomes & GOOD and not outcomes & _BAD_NIGHT:
             return record.engine_version
     return baseline.provenance.engine_version
 
@@ -316,69 +281,44 @@ Measure = Callable[[EngineCheck, RunContext], Sequence[Verdict]]
 """Measures both versions on the case of a check, and returns the verdicts of the gate."""
 
 
-def check_engine(
-    run: RunResult,
-    timeline: Timeline,
-    stop_servers: Callable[[], None],
-    measure: Measure | None = None,
-) -> tuple[EngineAnswer | None, list[str]]:
-    """Measure the earlier engine beside the present one if a loss is doubtful.
-
-    If something goes wrong here, or the user interrupts it, the verdicts of the run stay as they
-    are.
-
-    Args:
-        run: the run.
-        timeline: records how long it takes.
-        stop_servers: stops the servers of the run.
-        measure: measures both versions; None to measure them with a gate.
-
-    Returns:
-        What the comparison says, or None without one; and lines for the summary: what was compared,
-        or why it couldn't be.
-    """
-    context = run.context
-    subject = "both versions of the engine"
-    try:
-        check = next(iter(possible_checks(run)), None)
-        if check is None:
-            return None, []
-        subject = str(check)
-        # A long comparison would delay the verdicts of the run, so its command is only shown.
-        if _expected_s(check, context) > _MINUTES * _S_PER_MIN:
-            command = _command_of(_gate_options(check, context))
-            problem = f"measuring both versions side by side takes more than {_MINUTES:g} minutes"
-            line = f"{subject}: {problem}, so it isn't done at the end of a run; type {command}"
-            return None, [line]
-        stop_servers()
-        context.provision.tell(
-            f"is the machine slower, or the engine? Measuring {subject} side by side, for about"
-            f" {_MINUTES:g} minutes at most; Ctrl-C leaves the verdicts as they are"
-        )
-        with timeline.during(Phase.CONFIRMING, str(check.change), of=subject):
-            verdicts = (measure or measure_by_gate)(check, context)
-        answer = _answer_of(run, check, verdicts)
-    except KeyboardInterrupt:
-        return None, [f"{subject}: interrupted, so the verdicts are those of the run alone"]
-    except Exception as error:  # noqa: BLE001 - a comparison on top must lose no verdict
-        return None, [f"{subject}: couldn't be measured side by side: {error}"]
-    return answer, [f"{subject}, side by side: {_folder_of(check, context) / 'report.html'}"]
+def announcement(check: EngineCheck) -> str:
+    """Return what the user is told before both versions are measured."""
+    return (
+        f"is the machine slower, or the engine? Measuring {check} side by side, for about"
+        f" {_MINUTES:g} minutes at most; Ctrl-C leaves the verdicts as they are"
+    )
 
 
-def recorded_answer(run: RunResult) -> EngineAnswer | None:
-    """Return what the comparison at the end of a recorded run says; None without one.
-
-    Raises:
-        ReportError: the report of the comparison can't be read.
-    """
+def engine_answer(run: RunResult, ledger: Ledger) -> EngineAnswer | None:
+    """Return what the ledger's gate of two versions says about a run; None if it has none."""
     for check in possible_checks(run):
-        path = _folder_of(check, run.context) / FILE_NAME
-        if not os.path.lexists(path):
-            continue
-        report = load_report(path)
-        if tuple(arm.text for arm in report.arms) == check.change.sides:
-            return _answer_of(run, check, report.run.verdicts)
+        lines = list(check.found_in(ledger))
+        if lines:
+            verdicts = [msgspec.convert(line.verdict, Verdict) for line in lines]
+            return _answer_of(run, check, verdicts)
     return None
+
+
+def engine_lines(run: RunResult, ledger: Ledger) -> Iterator[str]:
+    """Yield a line for the summary: where both versions were compared, or why they weren't."""
+    check = next(iter(possible_checks(run)), None)
+    if check is None:
+        return
+    context = run.context
+    failures = ledger.failures_of(check.case.id, 1, check.name)
+    if any(check.found_in(ledger)):
+        yield f"{check}, side by side: {_folder_of(check, context) / 'report.html'}"
+    elif failures:
+        yield f"{check}: {failures[-1].reason}"
+    elif not _is_affordable(check, context):
+        command = _command_of(_gate_options(check, context))
+        problem = f"measuring both versions side by side takes more than {_MINUTES:g} minutes"
+        yield f"{check}: {problem}, so it isn't done at the end of a run; type {command}"
+
+
+def _is_affordable(check: EngineCheck, context: RunContext) -> bool:
+    """Return whether a gate decides a clear change before it would delay the run's verdicts."""
+    return _expected_s(check, context) <= _MINUTES * _S_PER_MIN
 
 
 def _expected_s(check: EngineCheck, context: RunContext) -> float:

@@ -6,8 +6,9 @@ from pathlib import Path
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
-from specreg.report.document import FILE_NAME, Report, RunVerdict, record_document
+from specreg.report.document import RunReport, RunVerdict
 from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
+from specreg.report.files import FILE_NAME, record_document
 from specreg.report.launches import last_launches
 from specreg.report.page import render_markdown
 from specreg.report.screen import LOG, Screen
@@ -25,7 +26,7 @@ VERDICT_FILE = "verdict.json"
 
 def record_run(
     result: RunResult, run: RunVerdict, *, command: str, remarks: Sequence[str] = ()
-) -> tuple[Report | None, list[str]]:
+) -> tuple[RunReport | None, list[str]]:
     """Add a run to the history, and write its documents to its folder and a CI job's summary.
 
     If the history or the verdict can't be written, the rest is written all the same. If one form
@@ -66,7 +67,7 @@ def _attempt(write: Callable[[], None]) -> list[str]:
     return []
 
 
-def _write_report(result: RunResult, report: Report, folder: Path) -> list[str]:
+def _write_report(result: RunResult, report: RunReport, folder: Path) -> list[str]:
     """Write the report in each of its forms, and return lines for the summary.
 
     A worker writes only the document, from which the merged run takes what it needs.
@@ -125,7 +126,7 @@ def add_to_history(result: RunResult) -> None:
 
 def render_end(
     result: RunResult,
-    report: Report | None,
+    report: RunReport | None,
     lines: Iterable[str],
     *,
     shows_failures: bool,

@@ -55,5 +55,5 @@ def judge_again(
         missing_is_invalid=True,
         known=dict(zip(keys, tolerant_cases, strict=True)),
     )
-    run.recall_engines()
+    run.end()
     return run, remarks

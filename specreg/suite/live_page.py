@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specreg.report.document import write_whole
+from specreg.report.files import write_whole
 from specreg.report.page import render_page
 from specreg.report.progress import RunProgress
 from specreg.suite.document import report_of, run_verdict

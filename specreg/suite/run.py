@@ -7,18 +7,28 @@ from typing import NamedTuple
 
 from specreg.core.errors import SpecregError
 from specreg.core.reasons import Reason
+from specreg.core.timeline import Phase
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case, in_run_order
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Metric
 from specreg.runs.execute import NightExecutor
-from specreg.runs.goals import CaseLaunch, Night, Stage
-from specreg.runs.ledger import FailedLaunch, Ledger, MeasuredLaunch
-from specreg.runs.plan import is_tried, next_step
+from specreg.runs.goals import CaseLaunch, EngineCheck, Night, Stage
+from specreg.runs.ledger import Checked, Entry, FailedLaunch, Ledger, MeasuredLaunch
+from specreg.runs.plan import engine_check, is_tried, next_step
 from specreg.runs.verdicts import Asked, LedgerJudge
 from specreg.servers.handle import ServerHandle
 from specreg.suite.context import RunContext
-from specreg.suite.engine_check import EngineAnswer, Measure, check_engine, recorded_answer
+from specreg.suite.engine_check import (
+    EngineAnswer,
+    Measure,
+    announcement,
+    engine_answer,
+    engine_lines,
+    measure_by_gate,
+    wanted_check,
+)
+from specreg.suite.ledger_key import ledger_key
 from specreg.suite.merged_shards import MergedShards
 from specreg.suite.result import RunResult
 from specreg.suite.selection import Selection
@@ -79,9 +89,10 @@ class Run:
         executor: measures and checks; None if the run joins the measurements of others.
         shards: the processes whose measurements the run joins; None if it measures by itself.
         noted: what the tests noted.
-        lines: lines for the summary about how the run was judged.
+        lines: lines for the summary about how the run was judged, once it is over.
         is_over: whether nothing more is measured, so that speeds can be judged.
-        _engine: what a comparison of two versions of an engine says; None without one.
+        _engine: what a gate of two versions of an engine says, once the run is over; None without
+            one.
         _reached: up to where the night was measured, with the number of verdicts asked for then.
     """
 
@@ -93,7 +104,7 @@ class Run:
     executor: NightExecutor | None = None
     shards: MergedShards | None = None
     noted: TestNotes = field(default_factory=TestNotes)
-    lines: list[str] = field(default_factory=list)
+    lines: tuple[str, ...] = ()
     is_over: bool = False
     _engine: EngineAnswer | None = None
     _reached: tuple[Case | None, Stage | None, int] | None = None
@@ -204,26 +215,48 @@ class Run:
         self.is_over = True
         self.compare_engines()
 
-    def compare_engines(self, measure: Measure | None = None) -> None:
+    def compare_engines(self, measure: Measure = measure_by_gate) -> None:
         """Measure two versions of an engine side by side if a loss of speed is doubtful.
 
         Args:
-            measure: measures both versions; None to measure them with a gate.
+            measure: measures both versions.
         """
-        self._engine, lines = check_engine(self.result(), self.judge.timeline, self.stop, measure)
-        self.lines += lines
+        night = dataclasses.replace(self.night, doubted=lambda: wanted_check(self.result()))
+        check = engine_check(self.ledger, night)
+        if check is not None:
+            self.ledger.extend(self._compare(check, measure))
+        self.end()
 
-    def recall_engines(self) -> None:
-        """Judge by the comparison of two versions of an engine that ended this run, if one did.
+    def _compare(self, check: EngineCheck, measure: Measure) -> Iterator[Entry]:
+        """Measure two versions of an engine, and yield what was found of each metric, or why not.
 
-        Raises:
-            ReportError: the report of the comparison can't be read.
+        If something goes wrong here, or the user interrupts it, the other verdicts stay as they
+        are.
         """
-        self._engine = recorded_answer(self.result())
+        try:
+            self.stop()
+            self.context.provision.tell(announcement(check))
+            with self.judge.timeline.during(Phase.CONFIRMING, str(check.change), of=str(check)):
+                verdicts = measure(check, self.context)
+            key = ledger_key(check.case, 1, self.selection, self.context)
+        except KeyboardInterrupt:
+            reason = Reason.of("engine_interrupted")
+        except Exception as error:  # noqa: BLE001 - a gate on top must lose no verdict
+            reason = Reason.of("engine_unmeasured", error=error)
+        else:
+            for verdict in verdicts:
+                if verdict.metric in check.tolerances:
+                    yield Checked.of(key, check.name_of(verdict.metric), verdict)
+            return
+        yield FailedLaunch(case_id=check.case.id, number=1, check=check.name, reason=reason)
 
     def end(self) -> None:
-        """Measure nothing more, so that the speeds are judged by what was measured."""
+        """Measure nothing more; judge by what was measured, and by the gate of two versions."""
         self.is_over = True
+        self._engine = None
+        result = self.result()
+        self._engine = engine_answer(result, self.ledger)
+        self.lines = tuple(engine_lines(result, self.ledger))
 
     @property
     def is_whole(self) -> bool:

@@ -17,7 +17,8 @@ from specreg.core.reasons import Reason
 from specreg.core.received import check_below, read_received, received_files
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
-from specreg.report.document import FILE_NAME, Report, load_report
+from specreg.report.document import RunReport
+from specreg.report.files import FILE_NAME, load_run_report
 from specreg.runs.ledger import LEDGER, Checked, Failed, Recorded, read_ledger
 from specreg.suite.plan import COPIED, PLAN, PLAN_VERSION, RunPlan
 from specreg.verdicts.status import exit_status
@@ -41,7 +42,7 @@ class ShardRun:
     folder: Path
     plan: RunPlan
     files: Sequence[PurePosixPath] = ()
-    report: Report | None = None
+    report: RunReport | None = None
 
     @property
     def failed_otherwise(self) -> bool:
@@ -108,7 +109,7 @@ def load_shard(folder: Path) -> ShardRun:
         folder=folder,
         plan=_decode_plan(folder / PLAN, content),
         files=files,
-        report=load_report(folder / FILE_NAME) if has_report else None,
+        report=load_run_report(folder / FILE_NAME) if has_report else None,
     )
 
 

@@ -24,7 +24,7 @@ from specreg.baselines.store import BaselineStore
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import record_document
+from specreg.report.files import record_document
 from specreg.report.progress import ExpectedTime
 from specreg.runs.goals import CaseLaunch
 from specreg.servers.launch import Launch

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from specreg.core.errors import SpecregError
 from specreg.core.files import large_file_line
 from specreg.core.timeline import Timeline
-from specreg.report.document import record_document
+from specreg.report.files import record_document
 from specreg.report.progress import Progress
 from specreg.runs.execute import NightExecutor
 from specreg.runs.goals import CaseLaunch

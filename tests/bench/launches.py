@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 from specreg.judging.simulation import Planted, Scenario, share, simulate
-from specreg.report.document import load_verdict
+from specreg.report.files import load_verdict
 
 SPREAD_FRAC = 0.05
 """How four launches of one server differed on three H100."""

@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from specreg.report.document import RunVerdict, load_verdict
+from specreg.report.document import RunVerdict
+from specreg.report.files import load_verdict
 
 
 def suite(folder: Path, *arguments: str) -> tuple[RunVerdict | None, float]:

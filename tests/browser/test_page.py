@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 
 from specreg.correctness.checks import CHECKS
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import Report
+from specreg.report.document import Report, RunReport
 from specreg.report.page import render_page
 from specreg.report.side_by_side import side_by_side
 from specreg.report.trend import MachineHistory, load_histories, render_trend
@@ -73,7 +73,12 @@ def browser() -> Iterator[Browser]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages to open: of a small run, of many cases, of none, of two runs side by side."""
     folder = tmp_path_factory.mktemp("pages")
-    pages = {"small": reports.REPORT, "many": many(12), "wide": wide(), "empty": reports.EMPTY}
+    pages: dict[str, Report] = {
+        "small": reports.REPORT,
+        "many": many(12),
+        "wide": wide(),
+        "empty": reports.EMPTY,
+    }
     pages["beside"] = side_by_side(reports.REPORT, another())
     write_nights(folder / "machine.jsonl", cases=12, nights=30, bad_from=20)
     texts = {}
@@ -89,7 +94,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return texts
 
 
-def wide() -> Report:
+def wide() -> RunReport:
     """A case with a long name has a verdict on each metric that there is; a remark a long path."""
     name = "tensorrt_llm-draft_model-llama-3.1-8b-instruct-speed-bench-throughput-1k-c16"
     verdicts = [

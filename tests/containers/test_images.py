@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.document import load_report
+from specreg.report.files import load_report
 from tests.containers.runtimes import IMAGES, RealRuntime
 from tests.doubles.vllm.script import Script
 from tests.unit import builders

@@ -13,7 +13,8 @@ import pytest
 
 from specreg.datasets.prompt_files import load_prompt_file
 from specreg.datasets.table import SETS
-from specreg.report.document import RunVerdict, load_verdict
+from specreg.report.document import RunVerdict
+from specreg.report.files import load_verdict
 from tests.unit import builders
 
 TOY = builders.ROOT / "fixtures/prompts/toy.jsonl"

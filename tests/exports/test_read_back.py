@@ -24,8 +24,8 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
-from specreg.report.document import load_report
 from specreg.report.exports import FORMS
+from specreg.report.files import load_report
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite, run_here
 from tests.unit.builders.dashboard import expressions

@@ -25,7 +25,8 @@ import psutil
 
 from specreg.core.shared_memory import shared_files, used_by
 from specreg.measurement.metrics import Replay
-from specreg.report.document import RunVerdict, load_verdict
+from specreg.report.document import RunVerdict
+from specreg.report.files import load_verdict
 from specreg.runs.ledger import read_ledger
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.doubles.vllm.script import Script, record_script

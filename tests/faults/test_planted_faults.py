@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.document import load_verdict
+from specreg.report.files import load_verdict
 from tests.unit.builders.tiers import tiny_tier
 
 pytestmark = pytest.mark.vllm
@@ -167,19 +167,20 @@ def test_one_draft_token_fewer_turns_the_case_red(tmp_path: Path) -> None:
     assert "the case asks for 3, up to 3" in done.stdout
 
 
-def test_a_sleep_of_5_ms_per_step_turns_the_speedup_red(tmp_path: Path) -> None:
+def test_a_sleep_of_5_ms_per_step_turns_the_speedup_red_night_after_night(tmp_path: Path) -> None:
     baselines_option = f"--specreg-baselines={tmp_path / 'baselines'}"
     update = ("--update-baselines", "--reason=test", "--specreg-launches=2")
     recorded = run(tmp_path, SPEED_MATRIX, baselines_option, *update, "-k", "draft_model")
     assert recorded.returncode == 0, recorded.stdout
     chosen = ("-k", "draft_model and c1- and (speedup or acceptance)")
     sound = run(tmp_path, SPEED_MATRIX, baselines_option, *chosen)
-    slowed = run(tmp_path, SPEED_MATRIX, baselines_option, *chosen, fault="sleep")
     assert sound.returncode == 0, sound.stdout
-    assert slowed.returncode == 1, slowed.stdout
-    assert "REGRESSED: speedup " in slowed.stdout
-    assert "by the cost of a step" in slowed.stdout
-    assert "REGRESSED: acceptance" not in slowed.stdout
+    for _ in range(2):
+        slowed = run(tmp_path, SPEED_MATRIX, baselines_option, *chosen, fault="sleep")
+        assert slowed.returncode == 1, slowed.stdout
+        assert "REGRESSED: speedup " in slowed.stdout
+        assert "by the cost of a step" in slowed.stdout
+        assert "REGRESSED: acceptance" not in slowed.stdout
 
 
 @pytest.mark.parametrize(
@@ -213,5 +214,5 @@ def test_after_an_upgrade_the_recorded_version_tells_the_engine_from_the_machine
     )
     assert slowed.returncode == status, slowed.stdout
     assert f"{code}: throughput " in slowed.stdout
-    assert words in slowed.stdout
+    assert words in slowed.stdout, slowed.stdout
     assert f"vllm {RECORDED} -> {UPGRADED} on vllm-draft_model-tiny-toy-c1" in slowed.stdout

@@ -18,7 +18,8 @@ from specreg.core.errors import ServerDiedError, SpecregError
 from specreg.core.files import append_lines, replace_file
 from specreg.engines.engine import Engine
 from specreg.engines.registry import ENGINES
-from specreg.report.document import began_at, load_report, record_document
+from specreg.report.document import began_at
+from specreg.report.files import load_report, record_document
 from specreg.verdicts.history import record_history
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import CASES, ROOT, Hurt, lives, wait_until

@@ -24,7 +24,7 @@ from specreg.correctness.turns import turns_of
 from specreg.engines.wire_format import Transcript
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
-from specreg.report.document import load_report
+from specreg.report.files import load_report
 from specreg.report.terminal import render_report
 from specreg.runs.ledger import LEDGER, Checked, Ledger
 from specreg.verdicts.verdict import Outcome

@@ -14,7 +14,8 @@ import pytest
 
 from specreg.correctness.checks import LOSSLESS
 from specreg.engines.drafter.scheduled import step_after
-from specreg.report.document import Report, load_report
+from specreg.report.document import ComparedReport
+from specreg.report.files import load_report
 from specreg.verdicts.verdict import Verdict
 from tests.unit.builders.tiers import tiny_tier
 
@@ -58,14 +59,16 @@ def specreg(folder: Path, *arguments: str, speed: bool) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def run(folder: Path, *arguments: str, speed: bool) -> tuple[str, Report]:
+def run(folder: Path, *arguments: str, speed: bool) -> tuple[str, ComparedReport]:
     """Two sides of the same version, of which B is refused; what the command said and wrote."""
     status, output = specreg(folder, "gate", VERSION, VERSION, *arguments, speed=speed)
     assert status == 1, output
-    return output, load_report(folder / "out" / "report.json")
+    report = load_report(folder / "out" / "report.json")
+    assert isinstance(report, ComparedReport)
+    return output, report
 
 
-def judged(report: Report, case_id: str, metric: str) -> Verdict:
+def judged(report: ComparedReport, case_id: str, metric: str) -> Verdict:
     """One row of a report."""
     rows = report.run.verdicts
     return next(row for row in rows if (row.case_id, row.metric) == (case_id, metric))

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from specreg.report.document import RunVerdict, load_verdict
+from specreg.report.document import RunVerdict
+from specreg.report.files import load_verdict
 from tests.doubles.nvml.device import (
     Answer,
     ScriptedDriver,

@@ -5,7 +5,8 @@ import sys
 import msgspec
 import pytest
 
-from specreg.report.document import FILE_NAME, load_report
+from specreg.report.document import ComparedReport
+from specreg.report.files import FILE_NAME, load_report
 from specreg.servers.provision import Provision
 from specreg.suite.engine_check import FOLDER
 from specreg.verdicts.verdict import Outcome, Verdict
@@ -61,5 +62,6 @@ def test_a_slower_engine_is_told_by_the_recorded_one(upgraded: Suite) -> None:
     (folder,) = (run / FOLDER).iterdir()
     assert f"vllm 99.0 -> 99.1 on {folder.name} in the same hour" in verdict.explanation
     gate = load_report(folder / FILE_NAME)
+    assert isinstance(gate, ComparedReport)
     assert [arm.text for arm in gate.arms] == ["vllm==99.0", "vllm==99.1"]
     assert str(folder / "report.html") in done.stdout

@@ -7,7 +7,7 @@ import subprocess
 from collections import Counter
 from xml.etree import ElementTree as ET
 
-from specreg.report.document import FILE_NAME
+from specreg.report.files import FILE_NAME
 from specreg.verdicts.verdict import Outcome
 from tests.doubles.vllm.script import VARIABLE, Fault, Script, record_script
 from tests.plugin.conftest import PAIR, Suite, cases_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.report.document import Report
+from specreg.report.document import RunReport
 from tests.plugin.conftest import Suite
 
 
@@ -14,7 +14,7 @@ def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> 
     done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (acceptance or throughput)")
 
     (folder,) = recorded_suite.runs.iterdir()
-    report = msgspec.json.decode((folder / "report.json").read_bytes(), type=Report)
+    report = msgspec.json.decode((folder / "report.json").read_bytes(), type=RunReport)
     assert report.run == recorded_suite.verdict()
     plain, drafted = report.cases
     assert (plain.method, drafted.method) == ("none", "eagle3")

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from specreg.baselines.schema import load_baseline
-from specreg.report.document import load_report
+from specreg.report.files import load_report
 from specreg.runs.ledger import read_ledger
 from tests.doubles.vllm.script import Fault, Script
 from tests.plugin.conftest import MATRIX, Suite

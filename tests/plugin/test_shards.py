@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.document import FILE_NAME, RunVerdict, load_report
+from specreg.report.document import RunVerdict
+from specreg.report.files import FILE_NAME, load_run_report
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite, decided
 from tests.plugin.preloaded import PreloadedPython
@@ -125,7 +126,7 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
     assert "shards" not in names
     assert {"report.html", "ledger.jsonl", "verdict.json", "logs"} <= names
     assert {outcome for outcome, _ in words(decided(run)).values()} == {"PASS"}
-    time = load_report(run / FILE_NAME).time
+    time = load_run_report(run / FILE_NAME).time
     assert time is not None
     assert len(time.pairs) == 2, "where the time of the workers went"
     again = suite.run(*CHOSEN, "-n", "2", "--specreg-resume")

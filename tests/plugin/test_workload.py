@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from specreg.report.document import FILE_NAME
+from specreg.report.files import FILE_NAME
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import MATRIX, Suite, cases_of
 

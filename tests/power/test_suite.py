@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specreg.matrix.tier import load_tier
-from specreg.report.document import FILE_NAME, load_report
+from specreg.report.files import FILE_NAME, load_report
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.verdict import Outcome
 from tests.doubles.nvml.device import Load, ScriptedGpu

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.document import RunVerdict, load_verdict
+from specreg.report.document import RunVerdict
+from specreg.report.files import load_verdict
 from tests.unit import builders
 
 PLANTED = Path(__file__).parent / "planted"

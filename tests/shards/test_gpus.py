@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.document import FILE_NAME, Report, load_report
+from specreg.report.document import RunReport
+from specreg.report.files import FILE_NAME, load_run_report
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import PAIR, Suite, cases_of
@@ -46,7 +47,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield new_suite
 
 
-def figures(report: Report) -> Mapping[tuple[str, str], float]:
+def figures(report: RunReport) -> Mapping[tuple[str, str], float]:
     """By case and metric."""
     return {
         (verdict.case_id, verdict.metric): verdict.value or 0.0 for verdict in report.run.verdicts
@@ -54,14 +55,14 @@ def figures(report: Report) -> Mapping[tuple[str, str], float]:
 
 
 @pytest.fixture(scope="module")
-def alone(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def alone(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     """What the tenth group measures with the machine for itself: four cases."""
     chosen = (*CHOSEN[:-1], "(throughput or acceptance) and m9-")
     report, _ = run(suite, tmp_path_factory.mktemp("alone"), *chosen)
     return report
 
 
-def check_near_ideal(alone: Report, took_s: float, most_ratio: float) -> None:
+def check_near_ideal(alone: RunReport, took_s: float, most_ratio: float) -> None:
     """Ideally the last GPU is done where each free one begins the longest group that is left."""
     assert alone.time is not None
     (pair,) = alone.time.pairs
@@ -76,7 +77,7 @@ def check_near_ideal(alone: Report, took_s: float, most_ratio: float) -> None:
     assert ratio <= most_ratio
 
 
-def run(suite: Suite, runs: Path, *arguments: str) -> tuple[Report, float]:
+def run(suite: Suite, runs: Path, *arguments: str) -> tuple[RunReport, float]:
     """The document of a run, and how many seconds it took."""
     suite.runs = runs
     suite.patience_s = 900.0
@@ -85,11 +86,11 @@ def run(suite: Suite, runs: Path, *arguments: str) -> tuple[Report, float]:
     took_s = time.monotonic() - began_s
     assert done.returncode == 11, done.stdout + done.stderr
     (folder,) = runs.iterdir()
-    return load_report(folder / FILE_NAME), took_s
+    return load_run_report(folder / FILE_NAME), took_s
 
 
 def test_workers_come_near_the_ideal_and_measure_what_one_alone_does(
-    suite: Suite, alone: Report, tmp_path: Path
+    suite: Suite, alone: RunReport, tmp_path: Path
 ) -> None:
     together, took_s = run(suite, tmp_path, *CHOSEN, "-n", str(GPUS))
     assert len(together.cases) == sum(SIZES)
@@ -105,7 +106,7 @@ def test_workers_come_near_the_ideal_and_measure_what_one_alone_does(
 
 
 def test_four_nodes_of_two_gpus_come_near_the_ideal(
-    suite: Suite, alone: Report, tmp_path: Path
+    suite: Suite, alone: RunReport, tmp_path: Path
 ) -> None:
     pytest.importorskip("ray.cluster_utils")
     from tests.shards.test_ray import cluster_of, own_options  # noqa: PLC0415 - needs an extra
@@ -123,7 +124,7 @@ def test_four_nodes_of_two_gpus_come_near_the_ideal(
         )
         took_s = time.monotonic() - began_s
     assert done.returncode == 11, done.stdout + done.stderr
-    assert len(load_report(into / FILE_NAME).cases) == sum(SIZES)
+    assert len(load_run_report(into / FILE_NAME).cases) == sum(SIZES)
     check_near_ideal(alone, took_s, 1.25)
 
 

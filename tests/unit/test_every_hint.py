@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from specreg.cli import app
 from specreg.core.errors import SensorError
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import RunVerdict, load_report
+from specreg.report.document import RunVerdict
+from specreg.report.files import load_report
 from specreg.report.next_steps import next_steps
 from specreg.report.page import render_page
 from specreg.report.parts import Commands
@@ -136,7 +137,7 @@ def machine_whose_gpus_are_unusable(_: Path) -> str:
 
 
 PLACES: Mapping[tuple[str, str], Callable[[Path], str]] = {
-    ("report/document.py", "_with_own_commands"): page_of_a_green_run,
+    ("report/files.py", "_with_own_commands"): page_of_a_green_run,
     ("report/document.py", "reproduce_command"): cases_of_a_report,
     ("report/next_steps.py", "_after_recording"): written_baselines,
     ("report/next_steps.py", "_after_run"): part_of_a_tier_without_baselines,

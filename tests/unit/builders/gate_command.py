@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from specreg.report.document import Report, load_report
+from specreg.report.document import ComparedReport
+from specreg.report.files import load_report
 from tests.doubles.vllm.script import Script, record_script
 from tests.plugin.preloaded import PreloadedPython
 from tests.unit.builders.cases import ROOT
@@ -93,8 +94,10 @@ class Gate:
                 continue
         return pids
 
-    def report(self) -> Report:
-        return load_report(self.out / "report.json")
+    def report(self) -> ComparedReport:
+        report = load_report(self.out / "report.json")
+        assert isinstance(report, ComparedReport)
+        return report
 
     def launches(self) -> int:
         """How many servers were measured."""

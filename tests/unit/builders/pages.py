@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.report.document import Report, load_report
+from specreg.report.document import RunReport
+from specreg.report.files import load_run_report
 from specreg.verdicts.history import load_history
 from tests.unit.builders import ROOT, reports
 from tests.unit.builders.histories import FIGURES, LATER, write_nights
@@ -76,7 +77,7 @@ def points_of(path: str) -> list[tuple[int, int]]:
     return points
 
 
-def many(number: int) -> Report:
+def many(number: int) -> RunReport:
     """A run of many cases, of which the last one fails."""
     names = [f"case-{n}" for n in range(number)]
     verdicts = [dataclasses.replace(reports.HELD, case_id=name) for name in names]
@@ -85,7 +86,7 @@ def many(number: int) -> Report:
     return msgspec.structs.replace(reports.with_verdicts(*verdicts, lost), cases=tuple(cases))
 
 
-def many_nights(path: Path, cases: int, nights: int) -> Report:
+def many_nights(path: Path, cases: int, nights: int) -> RunReport:
     """A run of many cases on a machine with a history, each with all that the example has.
 
     Args:
@@ -94,7 +95,7 @@ def many_nights(path: Path, cases: int, nights: int) -> Report:
         nights: how many nights each of them has.
     """
     write_nights(path, cases=cases, nights=nights, bad_from=20)
-    example = load_report(EXAMPLE)
+    example = load_run_report(EXAMPLE)
     held = next(verdict for verdict in example.run.verdicts if verdict.metric == "speedup_ratio")
     rows = []
     verdicts = []

@@ -9,7 +9,17 @@ from specreg.load.rounds import Round
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
-from specreg.report.document import CaseReport, Expected, Report, RunOrigin, RunVerdict
+from specreg.report.document import (
+    ArmReport,
+    CaseReport,
+    ComparedReport,
+    Expected,
+    Headline,
+    RunOrigin,
+    RunReport,
+    RunVerdict,
+    Tone,
+)
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.status import count_outcomes, exit_status
 from specreg.verdicts.verdict import Cause, Comparison, Outcome, Verdict
@@ -144,7 +154,7 @@ def run_of(*verdicts: Verdict) -> RunVerdict:
     )
 
 
-REPORT = Report(
+REPORT = RunReport(
     run=run_of(HELD, LOST),
     machine=builders.ENVIRONMENT,
     origin=RunOrigin(
@@ -161,12 +171,28 @@ REPORT = Report(
 )
 
 
-def with_verdicts(*verdicts: Verdict) -> Report:
+def with_verdicts(*verdicts: Verdict) -> RunReport:
     return msgspec.structs.replace(REPORT, run=run_of(*verdicts))
 
 
-def with_case(**changes: object) -> Report:
+def with_case(**changes: object) -> RunReport:
     return msgspec.structs.replace(REPORT, cases=(msgspec.structs.replace(CASE_REPORT, **changes),))
+
+
+SIDES = (ArmReport(name="A", text="vllm==0.31.0"), ArmReport(name="B", text="vllm==0.32.0"))
+
+
+def gate_of(run: RunVerdict, arms: tuple[ArmReport, ArmReport] = SIDES) -> ComparedReport:
+    """A gate between two sides that came to the verdicts of a run, and says no."""
+    return ComparedReport(
+        run=run,
+        machine=REPORT.machine,
+        origin=REPORT.origin,
+        cases=REPORT.cases,
+        tier_cases=REPORT.tier_cases,
+        answers=(Headline(subject="DON'T", tone=Tone.BAD, text="B is worse than A"),),
+        arms=arms,
+    )
 
 
 def judged_runs(
@@ -183,7 +209,7 @@ def judged_runs(
 EMPTY = msgspec.structs.replace(REPORT, run=run_of(), cases=(), remarks=())
 
 
-def another(version: str = "0.33.0", environment: str = "", **settings: object) -> Report:
+def another(version: str = "0.33.0", environment: str = "", **settings: object) -> RunReport:
     """A later run of the case, a tenth faster than the first one, of this engine."""
     faster = dataclasses.replace(LOST, value=99.0, outcome=Outcome.PASS)
     assert CASE_REPORT.settings is not None

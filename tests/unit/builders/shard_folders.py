@@ -18,7 +18,7 @@ from specreg.load.rounds import RoundBuilder
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
-from specreg.report.document import record_document
+from specreg.report.files import record_document
 from specreg.runs.ledger import LEDGER, Key, Ledger
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import ReportError, UnknownNameError
-from specreg.report.document import record_document
+from specreg.report.files import record_document
 from tests.unit.builders import reports
 from tests.unit.builders.command_line import specreg
 from tests.unit.builders.histories import write_nights

@@ -27,7 +27,8 @@ from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
-from specreg.report.document import load_report
+from specreg.report.document import ComparedReport
+from specreg.report.files import load_report
 from specreg.runs.ledger import ArmLaunch, Entry
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
@@ -151,6 +152,7 @@ def test_each_loss_is_traced_to_its_own_version(options: BisectOptions, tmp_path
     assert [number for version, number in releases.launched if version == "0.31.0"] == [1, 2, 3, 4]
     [folder] = options.folder.glob("0.29.0..0.32.0-*")
     report = load_report(folder / "report.json")
+    assert isinstance(report, ComparedReport)
     (answer,) = report.answers
     assert (answer.subject, report.run.exit_status) == ("DON'T", 1)
     assert (

@@ -22,7 +22,7 @@ from specreg.compare.pairs import COMPARED, CONTROL, Side
 from specreg.compare.plan import GateStep
 from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
-from specreg.report.document import Report
+from specreg.report.document import ComparedReport
 from specreg.report.terminal import render_report
 from specreg.runs.ledger import Entry, Failed, FailedLaunch, Key, MeasuredLaunch, Segment
 from specreg.servers.launch import Launch
@@ -366,7 +366,7 @@ def test_a_gate_whose_time_is_up_ends_with_the_status_of_its_verdicts(here: Gate
     options = dataclasses.replace(here, matrix=MATRIX, case_ids=[CASE], minutes=0.0)
     gate = scripted(opened(options), accepting_less)
     gate = gate.until(lambda _: False, goes_on_until_done=True)
-    reports: list[Report] = []
+    reports: list[ComparedReport] = []
     decision = run_to_end(gate, command="", show=reports.append)
     [report] = reports
     assert decision.answer is GateAnswer.DONT
@@ -385,7 +385,7 @@ def test_a_gate_that_is_cut_short_writes_its_report_all_the_same(
         yield
 
     gate = scripted(opened(here), ending)
-    reports: list[Report] = []
+    reports: list[ComparedReport] = []
     with pytest.raises(type(error)):
         run_to_end(gate, command="", show=reports.append)
     assert [report.run.exit_status for report in reports] == [status]
@@ -459,7 +459,7 @@ def test_a_gate_without_a_launch_needs_as_many_as_a_speed_does(here: GateOptions
 
 def test_a_lost_gate_says_how_many_launches_would_judge_its_speeds_too(here: GateOptions) -> None:
     options = dataclasses.replace(here, matrix=MATRIX, case_ids=[CASE], launches=1)
-    reports: list[Report] = []
+    reports: list[ComparedReport] = []
     gate = scripted(opened(options), accepting_less)
     decision = run_to_end(gate, command="", resume_options="--resume", show=reports.append)
     assert decision.answer is GateAnswer.DONT

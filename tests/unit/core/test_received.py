@@ -26,7 +26,7 @@ from specreg.datasets.prompt_files import load_prompt_file
 from specreg.datasets.table import dataset_named
 from specreg.matrix.models import vocabulary_of
 from specreg.matrix.tier import load_tier
-from specreg.report.document import load_report, load_verdict
+from specreg.report.files import load_report, load_verdict
 from specreg.runs.ledger import Ledger, read_ledger
 from specreg.verdicts.history import load_history
 from tests.unit.builders.histories import LATER

@@ -14,7 +14,7 @@ from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import load_baseline, render_baseline
 from specreg.core.errors import ReportError
 from specreg.core.values import hide_values, readable_values, with_texts
-from specreg.report.document import load_report, record_document
+from specreg.report.files import load_report, record_document
 from tests.unit import builders
 from tests.unit.builders import reports
 

@@ -17,15 +17,9 @@ from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
 from specreg.report.charts import change_pictures
-from specreg.report.document import (
-    Expected,
-    Report,
-    load_report,
-    load_verdict,
-    record_document,
-    render_schema,
-)
+from specreg.report.document import ComparedReport, Expected, Report, RunReport, render_schema
 from specreg.report.failures import properties
+from specreg.report.files import load_report, load_run_report, load_verdict, record_document
 from specreg.report.launches import last_launches, slowed_of
 from specreg.report.page import render_markdown, render_page
 from specreg.report.side_by_side import side_by_side
@@ -55,14 +49,41 @@ def test_the_published_schema_is_that_of_the_code() -> None:
     )
 
 
-@pytest.mark.parametrize("report", [reports.REPORT, reports.EMPTY], ids=["full", "no-cases"])
+GATE = reports.gate_of(reports.REPORT.run)
+OF_A_RUN = {"time": None}
+OF_SIDES: dict[str, object] = dict.fromkeys(("answers", "arms", "control", "hints"), ())
+
+
+@pytest.mark.parametrize(
+    "report", [reports.REPORT, reports.EMPTY, GATE], ids=["full", "no-cases", "gate"]
+)
 def test_what_is_written_keeps_to_the_schema_and_is_read_again(
-    tmp_path: Path, report: msgspec.Struct
+    tmp_path: Path, report: Report
 ) -> None:
     path = tmp_path / "run/report.json"
     record_document(path, report)
-    jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
-    assert msgspec.json.decode(path.read_bytes(), type=Report) == report
+    document = json.loads(path.read_text())
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.validate(document, schema)
+    jsonschema.validate(document, schema | {"$ref": f"#/$defs/{type(report).__name__}"})
+    assert msgspec.json.decode(path.read_bytes(), type=type(report)) == report
+
+
+@pytest.mark.parametrize(
+    ("report", "of_the_other_kind"), [(reports.REPORT, OF_SIDES), (GATE, OF_A_RUN)]
+)
+def test_a_document_may_have_the_fields_of_the_other_kind_if_they_are_empty(
+    tmp_path: Path, report: Report, of_the_other_kind: dict[str, object]
+) -> None:
+    """Each document had all fields before the kinds were two types."""
+    path = tmp_path / "report.json"
+    document = msgspec.to_builtins(report)
+    assert not set(of_the_other_kind) & set(document)
+    path.write_text(json.dumps(document | of_the_other_kind))
+    loaded = load_report(path)
+    path.write_text(json.dumps(document))
+    assert loaded == load_report(path)
+    assert type(loaded) is type(report)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +265,7 @@ def test_a_side_that_measured_nothing_has_no_version_that_its_servers_reported()
     assert "reported" not in note
 
 
-def with_status(report: Report, status: int) -> Report:
+def with_status(report: RunReport, status: int) -> RunReport:
     return replace(report, run=replace(report.run, exit_status=status))
 
 
@@ -295,8 +316,22 @@ def test_cases_that_one_run_alone_has_are_told() -> None:
     assert remark == "only A has other"
     with pytest.raises(ReportError, match="no case is in both; name two runs"):
         side_by_side(replace(reports.REPORT, cases=(other_case,)), another())
+
+
+def test_the_report_of_a_gate_is_not_that_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    record_document(path, reports.REPORT)
+    assert load_run_report(path).run == reports.REPORT.run
+    record_document(path, GATE)
     with pytest.raises(ReportError, match="compares two sides already"):
-        side_by_side(reports.REPORT, side_by_side(reports.REPORT, another()))
+        load_run_report(path)
+
+
+def test_two_runs_are_shown_though_the_second_recorded_its_baselines() -> None:
+    b = another()
+    record = replace(reports.past_run(1), run=b.run.run, recorded=True)
+    recorded = replace(b, cases=(replace(b.cases[0], history=(record,)),))
+    assert "+10.0%" in render_report(side_by_side(reports.REPORT, recorded))
 
 
 FOREIGN_LINES = (
@@ -316,7 +351,7 @@ def test_a_report_of_another_machine_shows_commands_of_this_one(tmp_path: Path, 
     options = ("--specreg-tier=cpu", "--specreg-engine-python=/opt/x/python", "-p", "evil")
     report = reports.with_case(reproduce=line)
     origin = replace(report.origin, command=line, options=options)
-    shown = received(tmp_path, replace(report, origin=origin, hints=(line,)))
+    shown = received(tmp_path, replace(report, origin=origin))
     case_id = shown.cases[0].case_id
     version = reports.FIGURES.engine_version
     assert shown.cases[0].reproduce == (
@@ -341,6 +376,8 @@ def test_a_gate_of_another_machine_offers_no_command(tmp_path: Path, line: str) 
     report = side_by_side(reports.with_case(reproduce=line), another())
     origin = replace(report.origin, command=line)
     shown = received(tmp_path, replace(report, origin=origin, hints=(line,)))
+    assert isinstance(shown, ComparedReport)
+    assert shown.hints == ()
     assert shown.origin.command == ""
     assert shown.cases[0].reproduce == ""
     for text in (render_page(shown), render_report(shown)):
@@ -358,7 +395,7 @@ def test_a_run_that_covers_a_part_of_its_tier_is_repeated_for_its_cases(tmp_path
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('"arms":[]', '"arms":[{"name":"A","text":"x"}]', "needed none or two"),
+        ("{", '{"arms":[{"name":"A","text":"x"}],', r"`array` of length 2 - at `\$\.arms`"),
         ('"tier":"cpu"', '"tier":"cpu\\n::error::x"', r"regex .* at `\$\.run\.tier`"),
         ('"code":"', '"code":"\\u001b', r"regex .* at `\$\.run\.verdicts.*\.code`"),
         ('"slowed":{}', '"slowed":{"::x":0.5}', r"regex .* at `key` in `\$\.run\.slowed`"),
@@ -370,6 +407,6 @@ def test_a_report_that_no_run_writes_is_refused(
 ) -> None:
     content = msgspec.json.encode(reports.REPORT).decode()
     assert old in content
-    (tmp_path / "report.json").write_text(content.replace(old, new))
+    (tmp_path / "report.json").write_text(content.replace(old, new, 1))
     with pytest.raises(ReportError, match=words):
         load_report(tmp_path / "report.json")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specreg.core.commands import LAUNCHER, LAUNCHER_OPTIONS
-from specreg.report.document import FILE_NAME, load_report
+from specreg.report.files import FILE_NAME, load_report
 from specreg.report.page import render_markdown, render_page
 from specreg.report.pictures import render_pictures
 from tests.unit import builders

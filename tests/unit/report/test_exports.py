@@ -24,8 +24,9 @@ from specreg.core.reasons import Reason
 from specreg.load.rounds import Round
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import benchmark_of, render_benchmarks
-from specreg.report.document import Report, load_report
+from specreg.report.document import RunReport
 from specreg.report.exports import FORMS, render_verdict_rows, write_outputs
+from specreg.report.files import load_report
 from specreg.report.page import render_markdown
 from specreg.verdicts.verdict import Outcome
 from tests.unit import builders
@@ -37,7 +38,7 @@ HOSTILE = "<script>alert(1)</script> | `x` @all\n```\n# head"
 MEASURED = {CASE.id: measured()}
 
 
-def with_reason(text: str) -> Report:
+def with_reason(text: str) -> RunReport:
     """The report with what a server said as the reason of a failure."""
     return reports.with_verdicts(
         reports.HELD, dataclasses.replace(reports.LOST, reason=Reason(text=text))

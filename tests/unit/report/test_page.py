@@ -28,7 +28,7 @@ from specreg.report.charts import (
     throughput_over_latency,
     waterfall,
 )
-from specreg.report.document import ArmReport, CaseReport, Report
+from specreg.report.document import CaseReport, RunReport
 from specreg.report.drawing import CurvePicture
 from specreg.report.junit import render_junit
 from specreg.report.page import render_page
@@ -66,8 +66,7 @@ def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
 
 
 def test_a_gate_says_that_the_value_of_side_a_is_its_own_and_nothing_was_recorded() -> None:
-    arms = (ArmReport(name="A", text="vllm==0.31.0"), ArmReport(name="B", text="vllm==0.32.0"))
-    report = msgspec.structs.replace(reports.REPORT, arms=arms)
+    report = reports.gate_of(reports.REPORT.run)
     lost = "throughput 90 tokens/s, side A 100 tokens/s: worse by 10.0 % (8.0 to 12.0 %)"
     text = Page(render_page(report)).text
     assert lost in text
@@ -261,7 +260,7 @@ def test_the_fall_of_a_speedup_is_drawn_from_one_and_says_that_it_costs() -> Non
 
 
 def test_a_gate_draws_the_change_of_each_figure_with_its_interval() -> None:
-    shown = list(change_pictures(reports.REPORT))
+    shown = list(change_pictures(reports.gate_of(reports.REPORT.run)))
     assert [picture.title for picture in shown] == [
         "Change of acceptance length",
         "Change of throughput",
@@ -664,7 +663,7 @@ def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
     assert fine.bad == []
 
 
-def hostile_reports() -> dict[str, Report]:
+def hostile_reports() -> dict[str, RunReport]:
     """By place the report with a hostile text there."""
     report = reports.REPORT
     replace = msgspec.structs.replace

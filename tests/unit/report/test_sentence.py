@@ -5,7 +5,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from specreg.report.document import ArmReport, Headline, Report, Tone
+from specreg.report.document import ArmReport, Report, RunReport, Tone
 from specreg.report.page import render_markdown, render_page
 from specreg.report.parts import Text, VerdictLine
 from specreg.report.sentence import answer_of, comparison_of
@@ -25,7 +25,7 @@ LENGTH_LOST = dataclasses.replace(
 )
 
 
-def judged(*verdicts: Verdict, **changes: object) -> Report:
+def judged(*verdicts: Verdict, **changes: object) -> RunReport:
     run = msgspec.structs.replace(reports.run_of(*verdicts), **changes)
     return msgspec.structs.replace(reports.REPORT, run=run, remarks=())
 
@@ -230,8 +230,7 @@ def test_a_large_change_that_too_few_launches_show_is_said_with_what_decides_it(
     (sentence,) = important(report)
     assert "throughput 100 → 40 tokens/s in case-1, throughput" in sentence
     assert "in case-3, 2 more; --specreg-launches=5 would" in sentence
-    arms = tuple(ArmReport(name=name, text="vllm") for name in "AB")
-    (sentence,) = important(msgspec.structs.replace(report, arms=arms))
+    (sentence,) = important(reports.gate_of(report.run))
     assert "; --launches 5 would" in sentence
     assert not important(judged(too_few_launches("case", 95.0, 4)))
     assert not important(judged(too_few_launches("case", 40.0, 0)))
@@ -240,8 +239,7 @@ def test_a_large_change_that_too_few_launches_show_is_said_with_what_decides_it(
 def test_sides_of_equal_versions_are_described_once_and_need_no_upgrade() -> None:
     a = ArmReport(name="A", text="vllm", installed="vllm 1", engine_versions=("vllm 1",))
     b = msgspec.structs.replace(a, name="B", overrides=("draft_tokens=5",))
-    answer = Headline(subject="DON'T", tone=Tone.BAD, text="")
-    report = msgspec.structs.replace(judged(reports.LOST), arms=(a, b), answers=(answer,))
+    report = reports.gate_of(reports.run_of(reports.LOST), (a, b))
     assert sentence(report).startswith("Don't switch to vllm with draft_tokens=5: ")
     (described,) = notes_of(report)
     assert described.startswith("A and B are both vllm")
@@ -266,10 +264,9 @@ def test_a_recording_is_compared_with_no_baseline() -> None:
 
 
 def test_a_side_with_a_long_name_is_named_below_the_answer() -> None:
-    answer = Headline(subject="DON'T", tone=Tone.BAD, text="")
     settings = ("engine_env.A_VARIABLE=some_value", "draft_tokens=5")
     arms = (ArmReport(name="A", text="vllm"), ArmReport(name="B", text="vllm", overrides=settings))
-    report = msgspec.structs.replace(judged(reports.LOST), arms=arms, answers=(answer,))
+    report = reports.gate_of(reports.run_of(reports.LOST), arms)
     assert sentence(report).startswith("Don't switch to side B: ")
     named = "B, vllm with engine_env.A_VARIABLE=some_value, draft_tokens=5, against A, vllm, on "
     assert comparison_of(report).startswith(named)

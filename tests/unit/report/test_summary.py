@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from specreg.report.document import Report, Tone
+from specreg.report.document import RunReport, Tone
 from specreg.report.summary import notes_of, tone_of
 from specreg.verdicts.verdict import Outcome
 from tests.unit.builders import reports
 
 
-def left_out(cases: int, of: int) -> Report:
+def left_out(cases: int, of: int) -> RunReport:
     """A run on a small card that left out so many cases of a tier, one of them for a program."""
     need = "1 GPU(s) of 76 GiB needed, this machine has 44 GiB"
     skipped = {f"case-{number}": need for number in range(cases - 1)}

@@ -11,7 +11,7 @@ import pytest
 from specreg.acceptance.record import Source, StepCounts
 from specreg.baselines.record import RecordedBaseline
 from specreg.core.reasons import Reason
-from specreg.report.document import ArmReport, Headline, Report, Tone
+from specreg.report.document import ArmReport, Report, RunReport
 from specreg.report.next_steps import next_steps
 from specreg.report.page import render_markdown, render_page
 from specreg.report.parts import Commands
@@ -164,7 +164,7 @@ def commands(
 
 def after(
     verdicts: Sequence[Verdict], whole_ids: Collection[str], options: tuple[str, ...] = ()
-) -> Report:
+) -> RunReport:
     """A run of a part of a tier."""
     origin = msgspec.structs.replace(reports.REPORT.origin, options=options, command="typed")
     run = msgspec.structs.replace(reports.run_of(*verdicts), complete=False)
@@ -289,12 +289,14 @@ def test_a_case_of_several_launches_is_shown_once() -> None:
 
 
 GATE = msgspec.structs.replace(
-    reports.REPORT,
-    answers=(Headline(subject="DON'T", tone=Tone.BAD, text="B is worse than A"),),
-    arms=(
-        ArmReport(name="A", text="vllm==0.31.0", engine_versions=("0.31.0",)),
-        ArmReport(name="B", text="vllm==0.32.0", overrides=("draft_tokens=5",)),
+    reports.gate_of(
+        reports.REPORT.run,
+        arms=(
+            ArmReport(name="A", text="vllm==0.31.0", engine_versions=("0.31.0",)),
+            ArmReport(name="B", text="vllm==0.32.0", overrides=("draft_tokens=5",)),
+        ),
     ),
+    remarks=reports.REPORT.remarks,
     control=(reports.HELD,),
     hints=("to continue, type the same command with --resume",),
 )

@@ -12,16 +12,16 @@ from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
-from specreg.report.document import FILE_NAME, ArmReport, record_document
-from specreg.runs.ledger import Recorded
+from specreg.runs.goals import EngineChange, EngineCheck
+from specreg.runs.ledger import Checked, Recorded
 from specreg.suite.context import RunContext
-from specreg.suite.engine_check import FOLDER, EngineCheck, Measure, possible_checks
+from specreg.suite.engine_check import Measure, possible_checks
+from specreg.suite.ledger_key import ledger_key
 from specreg.suite.run import Run
 from specreg.verdicts.history import RunRecord, record_history, settings_sha256
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders import runs
-from tests.unit.builders.reports import with_verdicts
 from tests.unit.builders.runs import LENGTH, SPEED
 
 LATENCY = "ttft_p50_ms"
@@ -85,7 +85,7 @@ def checks_of(run: Run) -> list[EngineCheck]:
 def check_engine(run: Run, measure: Measure) -> list[str]:
     """Compare both versions after a run; the lines for the summary."""
     run.compare_engines(measure)
-    return run.lines
+    return list(run.lines)
 
 
 class Gate:
@@ -285,7 +285,7 @@ def test_what_nobody_doubts_or_nothing_could_tell_is_not_measured(tmp_path: Path
     ("outcome", "is_comparable", "before"),
     [
         ("PASS", True, "0.32.1"),
-        ("INCONCLUSIVE", True, "0.32.1"),
+        ("INCONCLUSIVE", True, "0.32.0"),
         ("REGRESSED", True, "0.32.0"),
         ("INVALID", True, "0.32.0"),
         ("PASS", False, "0.32.0"),
@@ -359,28 +359,44 @@ def test_a_case_that_was_recorded_with_a_third_version_is_not_told(tmp_path: Pat
 @pytest.mark.parametrize(
     ("before", "code"),
     [
-        pytest.param("vllm==0.32.0", "ENGINE_SLOWER", id="the same versions"),
-        pytest.param("vllm==0.31.0", "MACHINE_MOVED", id="another version"),
+        pytest.param("0.32.0", "ENGINE_SLOWER", id="the same versions"),
+        pytest.param("0.31.0", "MACHINE_MOVED", id="another version"),
         pytest.param("", "MACHINE_MOVED", id="no gate"),
     ],
 )
-def test_a_run_that_is_judged_again_is_judged_by_its_gate_too(
+def test_the_ledger_has_what_a_gate_of_two_versions_found(
     tmp_path: Path, before: str, code: str
 ) -> None:
     run = moved_run(runs.context(tmp_path), doubtful())
     if before:
+        change = EngineChange(engine="vllm", before=before, tonight="0.33.0")
+        check = EngineCheck(case=builders.CASE, change=change, tolerances={SPEED.name: 0.1})
         slower = Verdict(
             case_id=builders.CASE.id,
             metric=SPEED.name,
             outcome=Outcome.REGRESSED,
             comparison=Comparison(change_frac=-0.24, tolerance_frac=0.1),
         )
-        arms = (ArmReport(name="A", text=before), ArmReport(name="B", text="vllm==0.33.0"))
-        report = msgspec.structs.replace(with_verdicts(slower), arms=arms)
-        path = run.context.run_folder / FOLDER / builders.CASE.id / FILE_NAME
-        record_document(path, report)
+        key = ledger_key(builders.CASE, 1, run.selection, run.context)
+        run.ledger.add(Checked.of(key, check.name_of(SPEED.name), slower))
 
-    run.recall_engines()
+    run.end()
 
     (verdict,) = run.verdicts
     assert verdict.has_code(code)
+
+
+def test_a_resumed_run_takes_over_what_its_gate_found(tmp_path: Path) -> None:
+    """Nothing is measured a second time."""
+    run = moved_run(runs.context(tmp_path), doubtful())
+    check_engine(run, Gate((SPEED.name, Outcome.REGRESSED)))
+
+    again = moved_run(run.context, doubtful())
+    again.ledger.read([run.ledger.path])
+    again.ledger.take_over()
+    gate = Gate((SPEED.name, Outcome.PASS))
+    (line,) = check_engine(again, gate)
+
+    assert gate.checks == []
+    assert "side by side: " in line
+    assert again.verdicts == run.verdicts

@@ -12,7 +12,7 @@ import pytest
 
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.core.errors import SpecregError
-from specreg.report.document import load_verdict
+from specreg.report.files import load_verdict
 from specreg.suite.plan import PLAN, PlanOptions
 from tests.unit.builders.shard_folders import (
     LENGTH,
