@@ -234,9 +234,10 @@ def _conclude(run: Run, *, cut_short: bool) -> Sequence[str]:
     Only the joined run of several workers has something left to judge, and a run that was cut short
     before the first test of a speed.
     """
-    run.end()
     if run.shards is not None and not cut_short:
         run.compare_engines()
+    else:
+        run.end()
     return run.lines
 
 
