@@ -157,6 +157,7 @@ class NightExecutor(Executor[Step]):
             SpecregError: a server of an earlier step can't be stopped, or the ledger can't be
                 written.
         """
+        began_s = self.clock_s()
         launch = step.launches[0]
         own = {name for case in step.launches for name in (case.server, case.control)}
         self.servers.stop_others(step.keeps | own)
@@ -172,7 +173,7 @@ class NightExecutor(Executor[Step]):
                 raise
             except SpecregError as error:
                 self._stop_after(error, launch)
-                yield _failed(launch, error, step.check)
+                yield _failed(launch, error, step.check, lasted_s=self.clock_s() - began_s)
 
     def _measure(self, step: Step) -> Iterator[Entry]:
         """Measure the cases of a step side by side.
@@ -202,7 +203,9 @@ class NightExecutor(Executor[Step]):
         except ServerDiedError as error:
             for goal in goals:
                 self._stop_after(error, CaseLaunch.of(goal.case, step.number))
-            yield _failed(launch, error, is_beside_others=is_beside_others)
+            yield _failed(
+                launch, error, is_beside_others=is_beside_others, lasted_s=self.clock_s() - began_s
+            )
             return
         lasted_s = (self.clock_s() - began_s) / len(goals)
         for measurement in measurements:
@@ -213,6 +216,7 @@ class NightExecutor(Executor[Step]):
                     CaseLaunch.of(measurement.case, step.number),
                     SpecregError(f"{measurement.case.id}: the cases measured beside it failed"),
                     is_beside_others=True,
+                    lasted_s=lasted_s,
                 )
                 continue
             self.on_begin(CaseLaunch.of(measurement.case, step.number).name)
@@ -501,7 +505,12 @@ def _control_arm(case: Case, control: ServerHandle) -> Arm:
 
 
 def _failed(
-    launch: CaseLaunch, error: SpecregError, check: str = "", *, is_beside_others: bool = False
+    launch: CaseLaunch,
+    error: SpecregError,
+    check: str = "",
+    *,
+    is_beside_others: bool = False,
+    lasted_s: float = 0.0,
 ) -> FailedLaunch:
     """Return the entry of a case that couldn't be measured or checked."""
     return FailedLaunch(
@@ -511,5 +520,6 @@ def _failed(
         reason=error.reason,
         server_died=isinstance(error, ServerDiedError),
         is_beside_others=is_beside_others,
+        lasted_s=lasted_s,
         error=error,
     )

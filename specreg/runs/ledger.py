@@ -296,6 +296,8 @@ class FailedLaunch:
         reason: why it failed.
         server_died: whether a server died meanwhile, so that another attempt may succeed.
         is_beside_others: whether other cases were to be measured at the same time.
+        lasted_s: as in `MeasuredLaunch`; 0 if only this case's server didn't start beside others,
+            whose launches took that time.
         error: the error itself, with the last lines of a log; None if another process had it.
     """
 
@@ -308,6 +310,7 @@ class FailedLaunch:
     reason: Reason
     server_died: bool = False
     is_beside_others: bool = False
+    lasted_s: float = 0.0
     error: SpecregError | None = None
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specreg.matrix.case import Case, companions_of
 from specreg.runs.goals import CaseGoal, CaseLaunch, Further, Night, Stage, Wanted
-from specreg.runs.ledger import FailedLaunch, Ledger
+from specreg.runs.ledger import ArmLaunch, FailedLaunch, Ledger
 from specreg.servers.launch import Launch
 
 
@@ -230,19 +230,24 @@ def _is_affordable(step: Step, stage: Stage, left_s: float, ledger: Ledger, nigh
     """Return whether a further launch is begun, or probably succeeds in the time that is left."""
     if any(not _is_pending(case, step.number, ledger, night) for case in stage.cases):
         return True
-    before = [ledger.find(case.id, step.number - 1) for case in stage.cases]
-    measured = [launch for launch in before if launch is not None]
-    # A launch is expected to take as long as the one before it. If that one failed for all cases,
-    # another one would probably fail too.
-    expected_s = sum(launch.lasted_s for launch in measured)
-    return bool(measured) and expected_s < left_s
+    # If the launch before it failed for all cases, this one would probably fail too.
+    number_before = step.number - 1
+    if not any(ledger.find(case.id, number_before) for case in stage.cases):
+        return False
+    expected_s = sum(
+        launch.lasted_s for launch in _launches_of(stage, ledger) if launch.number == number_before
+    )
+    return expected_s < left_s
 
 
 def _further_s(stage: Stage, ledger: Ledger, night: Night) -> float:
     """Return how long the further launches of a stage's cases took together, in seconds."""
-    case_ids = {case.id for case in stage.cases}
     return sum(
-        launch.lasted_s
-        for launch in ledger.measured
-        if launch.case_id in case_ids and launch.number > night.launches
+        launch.lasted_s for launch in _launches_of(stage, ledger) if launch.number > night.launches
     )
+
+
+def _launches_of(stage: Stage, ledger: Ledger) -> list[ArmLaunch]:
+    """Return the launches of a stage's cases so far, of any number."""
+    case_ids = {case.id for case in stage.cases}
+    return [launch for launch in ledger.launches if launch.case_id in case_ids]

@@ -30,10 +30,17 @@ def measured(case: Case, number: int, lasted_s: float = 1.0) -> MeasuredLaunch:
     )
 
 
-def failed(case: Case, number: int, check: str = "", *, died: bool = False) -> FailedLaunch:
+def failed(
+    case: Case, number: int, check: str = "", *, died: bool = False, lasted_s: float = 1.0
+) -> FailedLaunch:
     """A launch on which a case couldn't be measured, alone."""
     return FailedLaunch(
-        case_id=case.id, number=number, check=check, reason=Reason(text="ended"), server_died=died
+        case_id=case.id,
+        number=number,
+        check=check,
+        reason=Reason(text="ended"),
+        server_died=died,
+        lasted_s=lasted_s,
     )
 
 

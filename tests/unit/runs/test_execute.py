@@ -280,6 +280,23 @@ def test_a_case_whose_server_dies_gets_one_fresh_server(tmp_path: Path) -> None:
     assert not here.ledger.measured
 
 
+@pytest.mark.parametrize("error", [ServerDiedError("x"), HungError(120.0)])
+def test_a_failed_launch_says_how_long_it_took(tmp_path: Path, error: SpecregError) -> None:
+    now_s = 0.0
+
+    def fail_slowly(*_: object) -> list[Measurement]:
+        nonlocal now_s
+        now_s += 7.0
+        raise error
+
+    here = machine(tmp_path, clock_s=lambda: now_s)
+    here.executor.measure_arms = fail_slowly
+
+    here.run(night([CaseGoal(case=EAGLE)]))
+
+    assert {failure.lasted_s for failure in here.failures} == {7.0}
+
+
 def test_a_case_that_cannot_be_read_starts_no_server(tmp_path: Path) -> None:
     def no_key(case: Case, _: int) -> Key:
         raise ModelError(f"model of '{case.id}': is missing")

@@ -1,7 +1,7 @@
 """What a night does next, from what its ledger has. Nothing starts here."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
@@ -224,6 +224,21 @@ def test_a_launch_that_was_begun_is_ended_for_all_of_its_cases() -> None:
     played = Played(recording(2.5, EAGLE, EAGLE_4))
 
     assert played.play() == ["1: eagle3-c2", "1: eagle3-c4", "2: eagle3-c2", "2: eagle3-c4"]
+
+
+def test_a_server_that_dies_slowly_uses_up_the_time_for_further_launches() -> None:
+    def result_of(step: Step) -> Iterable[Entry]:
+        if step.is_further and step.goals[0].case == EAGLE_4:
+            return [failed(EAGLE_4, step.number, died=True, lasted_s=2.0)]
+        return succeed(step)
+
+    played = Played(recording(12.0, EAGLE, EAGLE_4), result_of)
+
+    assert played.play() == [
+        *("1: eagle3-c2", "1: eagle3-c4"),
+        *("2: eagle3-c2", "2: eagle3-c4", "2: eagle3-c4"),
+        *("3: eagle3-c2", "3: eagle3-c4", "3: eagle3-c4"),
+    ], "two launches of 5 s each, and 2 s are left"
 
 
 def test_no_further_launch_follows_one_that_failed_for_all_cases() -> None:
