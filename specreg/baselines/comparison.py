@@ -36,7 +36,7 @@ from specreg.stats.intervals import (
     change_of_launches,
     change_of_ratio,
 )
-from specreg.stats.variance import NOTHING_KNOWN, Variance, shrunk, variance_of
+from specreg.stats.variance import NO_PRIOR, Variance, shrunk, variance_of
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import DeviceRecord
 
@@ -616,7 +616,7 @@ def _moderated(
     An unknown variance has 0 degrees of freedom.
     """
     variances_of_others = [variances[name] for variances in others if name in variances]
-    return shrunk(own.get(name), variances_of_others, NOTHING_KNOWN)
+    return shrunk(own.get(name), variances_of_others, NO_PRIOR)
 
 
 def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:

@@ -20,7 +20,7 @@ from specreg.report.document import (
     render_schema,
     write_in,
 )
-from specreg.report.exports import ALWAYS, FORMS, write_outputs
+from specreg.report.exports import ALWAYS, EXPORT_FORMATS, write_outputs
 from specreg.report.side_by_side import side_by_side
 from specreg.report.trend import FILE_NAME as TREND_FILE
 from specreg.report.trend import MachineHistory, load_histories, render_trend
@@ -28,7 +28,7 @@ from specreg.runs.ledger import LEDGER
 
 _MAX_RUNS = 2
 _USUAL_FORMS = " and ".join(ALWAYS)
-_FORMS = "; ".join(f"{name}: {form.description}" for name, form in FORMS.items())
+_FORMS = "; ".join(f"{name}: {form.description}" for name, form in EXPORT_FORMATS.items())
 RunsArgument = Annotated[
     list[str] | None,
     typer.Argument(
@@ -87,12 +87,12 @@ def report(
 def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, root: Path) -> None:
     """Write a run in some forms, or the second of two runs against the first."""
     for name in to or ():
-        check_name("form", name, FORMS, "specreg report --to")
+        check_name("form", name, EXPORT_FORMATS, "specreg report --to")
     runs = root / DEFAULT_OPTIONS.runs
     run_folders = [_folder_of(runs, name) for name in names] or [_folder_of(runs, None)]
     run_folder = run_folders[-1]
     paths = [each_folder / FILE_NAME for each_folder in run_folders]
-    if any(FORMS[name].takes_ledger for name in to or ALWAYS):
+    if any(EXPORT_FORMATS[name].takes_ledger for name in to or ALWAYS):
         paths.append(run_folder / LEDGER)
     with naming(*paths):
         first = load_report(run_folders[0] / FILE_NAME)

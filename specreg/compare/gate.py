@@ -42,7 +42,7 @@ from specreg.runs.ledger import LEDGER, Checked, Key, Ledger
 from specreg.servers.handle import Servers
 from specreg.servers.installer import packages_sha256
 from specreg.servers.launcher import ServerLauncher
-from specreg.servers.provision import Origin, Provision, parse_origin, provision_side
+from specreg.servers.provision import EngineOrigin, Provision, parse_origin, provision_side
 from specreg.telemetry.identity import Environment, current_environment, find_gpus
 
 _MINUTES_WITHOUT_GPU = 20.0
@@ -249,7 +249,7 @@ def _folder_of(options: GateOptions) -> Path:
 
 
 def _chosen_pairs(
-    options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]
+    options: GateOptions, tier: Tier, origins: tuple[EngineOrigin, EngineOrigin]
 ) -> tuple[Pair, ...]:
     """Return the pairs that a gate compares.
 
@@ -416,7 +416,7 @@ def _with_more_prompts(root: Path, pair: Pair) -> Pair:
 
 
 def _sides(
-    options: GateOptions, origins: Sequence[Origin], pairs: Sequence[Pair], *, on_gpu: bool
+    options: GateOptions, origins: Sequence[EngineOrigin], pairs: Sequence[Pair], *, on_gpu: bool
 ) -> tuple[dict[Side, Provision], dict[Side, str]]:
     """Return the environments of both sides, and what is installed in them."""
 
@@ -445,7 +445,7 @@ def _sides(
 
 
 def _chosen_cases(
-    options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]
+    options: GateOptions, tier: Tier, origins: tuple[EngineOrigin, EngineOrigin]
 ) -> Sequence[Case]:
     """Return the named cases, or else all cases of the sides' engine that fit the machine.
 

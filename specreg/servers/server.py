@@ -386,7 +386,7 @@ def identify(engine: Engine, address: Address, *, within_s: float) -> Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeResult:
     """The result of a first request; true if the server generated a token.
 
     Attributes:
@@ -403,7 +403,9 @@ class Probe:
         return self.generated
 
 
-def send_probe(server: ExpectedServer, *, timeout_s: float, form: Form = Form.COMPLETIONS) -> Probe:
+def send_probe(
+    server: ExpectedServer, *, timeout_s: float, form: Form = Form.COMPLETIONS
+) -> ProbeResult:
     """Request two tokens from a server, and return whether it generated any.
 
     Args:
@@ -432,26 +434,26 @@ def send_probe(server: ExpectedServer, *, timeout_s: float, form: Form = Form.CO
     try:
         health = ask(address, "GET", server.engine.health_path, within_s=health_within_s)
         if health.status != HTTPStatus.OK:
-            return Probe(generated=False, server_message=_quote_status(health))
+            return ProbeResult(generated=False, server_message=_quote_status(health))
         answer = ask(address, "POST", path, within_s=within_s, body=body)
     except AnswerError:
-        return Probe(generated=False)
+        return ProbeResult(generated=False)
     # A refusal is final. Any other error may go away, so its message is only noted.
     if _is_refusal(answer.status):
         raise ServerRefusedError(f"refused to generate, {quote_answer(answer.content)}")
     if answer.status != HTTPStatus.OK:
-        return Probe(generated=False, server_message=_quote_status(answer))
+        return ProbeResult(generated=False, server_message=_quote_status(answer))
     try:
         return _read_probe(answer.content, wire_format.new_parser(request))
     except ServerAnswerError as error:
         if error.status is not None and _is_refusal(error.status):
             raise ServerRefusedError(f"refused to generate, {error}") from error
-        return Probe(generated=False, server_message=str(error))
+        return ProbeResult(generated=False, server_message=str(error))
     except InvalidMeasurementError as error:
-        return Probe(generated=False, server_message=str(error))
+        return ProbeResult(generated=False, server_message=str(error))
 
 
-def _read_probe(content: bytes, parse_event: ParseEvent) -> Probe:
+def _read_probe(content: bytes, parse_event: ParseEvent) -> ProbeResult:
     """Return what a stream holds.
 
     Raises:
@@ -463,7 +465,7 @@ def _read_probe(content: bytes, parse_event: ParseEvent) -> Probe:
     has_token = any(event.tokens for event in events)
     splitter.check_rest(is_finished=has_token)
     has_text = any(event.text or event.thought for event in events)
-    return Probe(generated=has_token, has_uncounted_text=has_text and not has_token)
+    return ProbeResult(generated=has_token, has_uncounted_text=has_text and not has_token)
 
 
 def _is_refusal(status: int) -> bool:

@@ -88,7 +88,9 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
             continue
         runs.append(record.run)
         is_wrong = record.outcomes.get(metric.name) == Outcome.WRONG
-        levels.append(math.nan if is_wrong else _level(metric, record.values_of(metric.name)))
+        levels.append(
+            math.nan if is_wrong else _level(metric, record.values_per_launch(metric.name))
+        )
         software.append(whole_software(record.engine_version, record.draft_sha256, record.software))
     level_tonight = _level(metric, [tonight])
     if math.isnan(levels[0]) or math.isnan(level_tonight):

@@ -19,7 +19,7 @@ from specreg.measurement.metrics import METRICS
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import render_benchmarks
 from specreg.report.document import FILE_NAME, ArmReport, Report, load_report
-from specreg.report.exports import FORMS
+from specreg.report.exports import EXPORT_FORMATS
 from specreg.report.page import render_page
 from specreg.report.screen import Screen
 from specreg.report.side_by_side import side_by_side
@@ -113,7 +113,7 @@ def read_report(folder: Path, content: bytes) -> None:
     (folder / FILE_NAME).write_bytes(content)
     report = load_report(folder / FILE_NAME)
     render_report(report, Screen(color=True))
-    for form in FORMS.values():
+    for form in EXPORT_FORMATS.values():
         if not form.takes_ledger:
             form.render(report, {})
     with_words = [(report, reports.REPORT), (reports.REPORT, report)]
