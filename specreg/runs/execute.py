@@ -40,7 +40,7 @@ from specreg.measurement.measure import (
 )
 from specreg.runs.goals import CaseGoal, CaseLaunch
 from specreg.runs.ledger import Checked, Entry, FailedLaunch, Key, Ledger, MeasuredLaunch
-from specreg.runs.plan import Step
+from specreg.runs.plan import NightStep
 from specreg.servers.handle import ServerHandle, Servers
 from specreg.servers.launch import Launch
 from specreg.servers.provision import Provision
@@ -125,7 +125,7 @@ def hangs(measurement: Measurement) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class NightExecutor(Executor[Step]):
+class NightExecutor(Executor[NightStep]):
     """Executes the steps of a night on this machine.
 
     Attributes:
@@ -149,7 +149,7 @@ class NightExecutor(Executor[Step]):
     checks: Mapping[str, CorrectnessCheck] = field(default_factory=lambda: CHECKS)
     _control_answers: ControlAnswers = field(default_factory=dict)
 
-    def execute(self, step: Step) -> Iterator[Entry]:
+    def execute(self, step: NightStep) -> Iterator[Entry]:
         """Execute a step, and yield each entry of the ledger once it is known.
 
         Raises:
@@ -175,7 +175,7 @@ class NightExecutor(Executor[Step]):
                 self._stop_after(error, launch)
                 yield _failed(launch, error, step.check, lasted_s=self.clock_s() - began_s)
 
-    def _measure(self, step: Step) -> Iterator[Entry]:
+    def _measure(self, step: NightStep) -> Iterator[Entry]:
         """Measure the cases of a step side by side.
 
         Yields:
@@ -227,7 +227,7 @@ class NightExecutor(Executor[Step]):
                 lasted_s=lasted_s,
             )
 
-    def _fitting(self, step: Step) -> list[CaseGoal]:
+    def _fitting(self, step: NightStep) -> list[CaseGoal]:
         """Return the first case of a step, and the later ones whose servers fit into memory too."""
         first = step.launches[0]
         specs = dict.fromkeys((first.control.spec, first.server.spec))
@@ -398,7 +398,7 @@ class NightExecutor(Executor[Step]):
         path = self.run_folder / "power" / f"{name}.jsonl"
         return watch(self.provision.devices(case.server), path)
 
-    def _check(self, step: Step) -> Iterator[Entry]:
+    def _check(self, step: NightStep) -> Iterator[Entry]:
         """Make the correctness check of a step.
 
         Raises:

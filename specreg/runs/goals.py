@@ -114,7 +114,7 @@ class Further:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Night:
+class NightGoal:
     """A run that measures cases on planned launches of their servers.
 
     Attributes:

@@ -184,14 +184,14 @@ def fetch_models(
     # The program sends its plan first, and fetches only when it is told to.
     with child_process(command, log_path=output.log_path, environment=variables) as process:
         process.send(models)
-        plan = _answer_of(process, output).plan
+        plan = _message_from(process, output).plan
         if plan is None:
             raise _broken(process)
         if not plan.is_complete:
             _check_room(plan, models, free_bytes)
             output.tell(_described(plan, models))
             process.send("fetch")
-            _answer_of(process, output)
+            _message_from(process, output)
     _COMPLETE.update((cache, model) for model in models)
 
 
@@ -203,32 +203,32 @@ def _interpreter_with_hub(interpreters: Sequence[str], variables: Mapping[str, s
     return ""
 
 
-def _answer_of(process: SupervisedProcess, output: FetchOutput) -> FetchMessage:
-    """Wait for the next answer of the program, and show its progress meanwhile.
+def _message_from(process: SupervisedProcess, output: FetchOutput) -> FetchMessage:
+    """Wait for the next message of the program, and show its progress meanwhile.
 
     Raises:
-        UnfetchedModelError: A model can't be fetched, or the program ended without an answer.
+        UnfetchedModelError: A model can't be fetched, or the program ended without a message.
     """
     while True:
-        while not _has_answer(process):
+        while not _has_message(process):
             check_signalled()
             progress = _last_progress(process)
             if progress:
                 output.show(progress)
-        # A line that isn't an answer is skipped. A module that the interpreter imports at its start
+        # A line that isn't a message is skipped. A module that the interpreter imports at its start
         # may have printed it.
         with contextlib.suppress(*UNREADABLE):
-            answer = process.receive(FetchMessage)
+            message = process.receive(FetchMessage)
             break
-    if answer is None:
+    if message is None:
         raise _broken(process)
-    if answer.failure is not None:
-        raise _error_of(answer.failure)
-    return answer
+    if message.failure is not None:
+        raise _error_of(message.failure)
+    return message
 
 
-def _has_answer(process: SupervisedProcess) -> bool:
-    """Wait a moment, and return whether an answer has come or the process has ended."""
+def _has_message(process: SupervisedProcess) -> bool:
+    """Wait a moment, and return whether a message has come or the process has ended."""
     pipes = [pipe for pipe in (process.popen.stdout,) if pipe is not None]
     readable, _, _ = select.select(pipes, [], [], _SHOW_EVERY_S)
     return bool(readable)
@@ -242,7 +242,7 @@ def _last_progress(process: SupervisedProcess) -> str:
 
 
 def _broken(process: SupervisedProcess) -> UnfetchedModelError:
-    """Return the error of a program that ended without an answer."""
+    """Return the error of a program that ended without a message."""
     lines = process.last_lines().splitlines() or ["it printed nothing"]
     return UnfetchedModelError(
         f"the program that fetches models: ended early, {lines[-1]}; look at"

@@ -12,7 +12,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.arm import StoppingRule
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
 from specreg.runs.execute import Settings
-from specreg.runs.goals import ATTEMPTS, CaseGoal, Further, Night
+from specreg.runs.goals import ATTEMPTS, CaseGoal, Further, NightGoal
 from specreg.runs.ledger import Ledger
 from specreg.runs.verdicts import LedgerJudge
 from specreg.stats.intervals import MORE_LAUNCHES, Look
@@ -110,9 +110,9 @@ def _references(
     )
 
 
-def night_of(context: RunContext, selection: Selection, judge: LedgerJudge) -> Night:
+def night_goal(context: RunContext, selection: Selection, judge: LedgerJudge) -> NightGoal:
     """Return the night of a run, whose judge tells which cases want further launches."""
-    night = Night.of(judge.goals, launches=context.launches)
+    night = NightGoal.of(judge.goals, launches=context.launches)
     return dataclasses.replace(
         night,
         attempts=judge.attempts,

@@ -12,7 +12,7 @@ from specreg.matrix.case import Case, in_run_order
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Metric
 from specreg.runs.execute import NightExecutor
-from specreg.runs.goals import CaseLaunch, Night, Stage
+from specreg.runs.goals import CaseLaunch, NightGoal, Stage
 from specreg.runs.ledger import FailedLaunch, Ledger, MeasuredLaunch
 from specreg.runs.plan import is_tried, next_step
 from specreg.runs.verdicts import Asked, LedgerJudge
@@ -89,7 +89,7 @@ class Run:
     selection: Selection
     ledger: Ledger
     judge: LedgerJudge
-    night: Night
+    night: NightGoal
     executor: NightExecutor | None = None
     shards: MergedShards | None = None
     noted: TestNotes = field(default_factory=TestNotes)
@@ -174,7 +174,7 @@ class Run:
             raise self._error(case, number, check.name)
         return self._verdicts(case.id)[Asked(case.id, check.name, number)]
 
-    def _part(self, case: Case) -> Night:
+    def _part(self, case: Case) -> NightGoal:
         """Return the part of the night that this process measures, for a test of a case.
 
         A part of a run goes through the launches of one server, because it doesn't know whether the
@@ -188,7 +188,7 @@ class Run:
             if stage.number == number and case in stage.cases:
                 self.judge.ask(stage.cases, number)
 
-    def _advance(self, night: Night) -> None:
+    def _advance(self, night: NightGoal) -> None:
         """Take all steps that a night has left."""
         # All tests of a server group ask the same, and the plan of a long night takes a moment.
         goal = (night.only, night.last_stage, len(self.judge.asked))

@@ -17,7 +17,7 @@ from specreg.suite.context import RunContext
 from specreg.suite.document import LOGS_FOLDER
 from specreg.suite.ledger_key import ledger_key
 from specreg.suite.live_page import LivePage
-from specreg.suite.night import judge_of, night_of, settings_of
+from specreg.suite.night import judge_of, night_goal, settings_of
 from specreg.suite.plan import PLAN, plan_of
 from specreg.suite.run import Run
 from specreg.suite.selection import Selection
@@ -77,7 +77,7 @@ def start_run(
         selection=selection,
         ledger=ledger,
         judge=judge,
-        night=night_of(context, selection, judge),
+        night=night_goal(context, selection, judge),
         executor=NightExecutor(
             root=context.root,
             run_folder=context.run_folder,

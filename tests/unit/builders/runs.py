@@ -25,7 +25,7 @@ from specreg.servers.launcher import ServerLauncher
 from specreg.servers.server import Server
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.ledger_key import ledger_key
-from specreg.suite.night import judge_of, night_of, settings_of
+from specreg.suite.night import judge_of, night_goal, settings_of
 from specreg.suite.options import Options
 from specreg.suite.run import Run
 from specreg.suite.selection import Selection, covers_tier
@@ -108,7 +108,7 @@ def run(
         selection=chosen,
         ledger=ledger,
         judge=verdicts,
-        night=night_of(run_context, chosen, verdicts),
+        night=night_goal(run_context, chosen, verdicts),
         executor=NightExecutor(
             root=run_context.root,
             run_folder=run_context.run_folder,

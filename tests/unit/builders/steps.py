@@ -6,9 +6,9 @@ from pathlib import Path
 
 from specreg.core.reasons import Reason
 from specreg.matrix.case import Case
-from specreg.runs.goals import CaseGoal, Night
+from specreg.runs.goals import CaseGoal, NightGoal
 from specreg.runs.ledger import Checked, Entry, FailedLaunch, Key, Ledger, MeasuredLaunch
-from specreg.runs.plan import Step, next_step
+from specreg.runs.plan import NightStep, next_step
 from tests.unit import builders
 
 
@@ -58,7 +58,7 @@ def checked(case: Case, check: str) -> Checked:
     return Checked.of(key, check, {"outcome": "PASS"})
 
 
-def succeed(step: Step) -> Iterator[Entry]:
+def succeed(step: NightStep) -> Iterator[Entry]:
     """What a step results in if nothing fails."""
     for goal in step.goals:
         if step.check:
@@ -67,7 +67,7 @@ def succeed(step: Step) -> Iterator[Entry]:
             yield measured(goal.case, step.number)
 
 
-def described(step: Step) -> str:
+def described(step: NightStep) -> str:
     """A step in a few words: its launch, the methods of its cases, and its check."""
     methods = "+".join(
         f"{goal.case.server.method}-c{goal.case.load.concurrency}" for goal in step.goals
@@ -87,10 +87,10 @@ class Played:
         entries: what each step resulted in.
     """
 
-    night: Night
-    result_of: Callable[[Step], Iterable[Entry]] = succeed
+    night: NightGoal
+    result_of: Callable[[NightStep], Iterable[Entry]] = succeed
     ledger: Ledger = field(default_factory=empty_ledger)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[NightStep] = field(default_factory=list)
     entries: list[list[Entry]] = field(default_factory=list)
 
     def play(self) -> list[str]:

@@ -26,7 +26,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement
 from specreg.runs.execute import NightExecutor, Settings
-from specreg.runs.goals import CaseGoal, CaseLaunch, Night
+from specreg.runs.goals import CaseGoal, CaseLaunch, NightGoal
 from specreg.runs.ledger import FailedLaunch, Key, Ledger, read_ledger
 from specreg.runs.plan import next_step
 from specreg.servers.handle import ServerHandle, Servers
@@ -146,7 +146,7 @@ class Machine:
         """What failed."""
         return list(self.ledger.failures)
 
-    def run(self, night: Night) -> None:
+    def run(self, night: NightGoal) -> None:
         """Run a night to its end."""
         while step := next_step(self.ledger, night):
             self.ledger.extend(self.executor.execute(step))
@@ -179,9 +179,9 @@ def machine(
     return Machine(servers, measuring, executor)
 
 
-def night(goals: Sequence[CaseGoal], launches: int = 1) -> Night:
+def night(goals: Sequence[CaseGoal], launches: int = 1) -> NightGoal:
     """A night of these cases."""
-    return Night.of(goals, launches=launches)
+    return NightGoal.of(goals, launches=launches)
 
 
 def checks_with(*results: Verdict | SpecregError) -> Mapping[str, CorrectnessCheck]:

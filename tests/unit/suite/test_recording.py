@@ -7,9 +7,9 @@ import pytest
 
 from specreg.acceptance.record import StepCounts
 from specreg.matrix.case import Case
-from specreg.runs.goals import Night
+from specreg.runs.goals import NightGoal
 from specreg.runs.ledger import Entry, Ledger, MeasuredLaunch
-from specreg.runs.plan import Step, next_step
+from specreg.runs.plan import NightStep, next_step
 from specreg.stats.intervals import Look
 from specreg.suite.context import RunContext
 from specreg.suite.night import settings_of
@@ -24,7 +24,7 @@ STEADY = (100.0,) * 12
 UNSTEADY = (100.0, 101.0, 99.0) * 4
 
 
-def recording(context: RunContext) -> tuple[Night, Ledger]:
+def recording(context: RunContext) -> tuple[NightGoal, Ledger]:
     """The night of a run that records the speed of all cases, and its empty ledger."""
     names = {case.id: [SPEED.name] for case in context.tier.cases}
     run = runs.run(context, runs.selection(context, names))
@@ -63,7 +63,7 @@ def test_more_launches_are_measured_while_they_let_later_runs_judge_more(
     night, ledger = recording(context)
     speeds = {ONE.id: first, OTHER.id: second}
 
-    def result_of(step: Step) -> list[Entry]:
+    def result_of(step: NightStep) -> list[Entry]:
         return [launch_of(goal.case, step.number, speeds[goal.case.id]) for goal in step.goals]
 
     played = Played(night, result_of, ledger)
