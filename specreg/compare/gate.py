@@ -19,7 +19,7 @@ import msgspec
 from specreg.compare.answers import check_saved
 from specreg.compare.execute import GateExecutor, KeyOf, blaming
 from specreg.compare.judging import Decision, Rules, last_number
-from specreg.compare.options import MAX_LAUNCHES, GateOptions, parse_tolerances
+from specreg.compare.options import MAX_GATE_LAUNCHES, GateOptions, parse_tolerances
 from specreg.compare.pairs import (
     COMPARED,
     Pair,
@@ -352,7 +352,7 @@ def _check_owner(ledger: Ledger, keys: Collection[Key]) -> None:
         raise UnsupportedError(message)
     for key in (*recorded.begun, *recorded.keys):
         is_ours = msgspec.structs.replace(key, launch=0) in keys
-        if not is_ours or not 1 <= key.launch <= MAX_LAUNCHES:
+        if not is_ours or not 1 <= key.launch <= MAX_GATE_LAUNCHES:
             message = (
                 f"'{ledger.path}': is of another gate; name the same sides, cases and options as"
                 " that gate had, or another --out"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specreg.judging.spread import Bools, Floats, Ints, Spread, nights_to_keep, quantiles
+from specreg.judging.spread import Bools, Floats, Ints, SpreadEstimator, nights_to_keep, quantiles
 
 NIGHT_LEVEL = 0.01
 """The probability per night that chance alone shows a loss in any figure."""
@@ -148,7 +148,7 @@ class Fold:
 
     def __init__(  # noqa: PLR0913 - what a fold depends on
         self,
-        spread: Spread,
+        spread: SpreadEstimator,
         tolerances_frac: Floats,
         *,
         decides: Bools | None = None,

@@ -19,7 +19,7 @@ from specreg.stats.intervals import MORE_LAUNCHES, Look
 from specreg.suite.context import RunContext
 from specreg.suite.ledger_key import ledger_key
 from specreg.suite.merged_shards import MergedShards
-from specreg.suite.recording import undecided
+from specreg.suite.recording import undecided_cases
 from specreg.suite.selection import Selection, least_time_s
 from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.detection import MAX_LAUNCHES
@@ -136,7 +136,7 @@ def _further(context: RunContext, selection: Selection, judge: LedgerJudge) -> F
 
     def wanted(ledger: Ledger, cases: Sequence[Case]) -> Sequence[Case]:
         measurements = [launch.measurement for launch in ledger.measured]
-        return undecided(cases, selection.metrics_of, measurements, context.store)
+        return undecided_cases(cases, selection.metrics_of, measurements, context.store)
 
     return Further(
         wanted=wanted,
