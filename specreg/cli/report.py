@@ -22,8 +22,7 @@ from specreg.report.document import (
 )
 from specreg.report.exports import ALWAYS, EXPORT_FORMATS, write_outputs
 from specreg.report.side_by_side import side_by_side
-from specreg.report.trend import FILE_NAME as TREND_FILE
-from specreg.report.trend import MachineHistory, load_histories, render_trend
+from specreg.report.trend import HISTORY_PAGE, MachineHistory, load_histories, render_trend
 from specreg.runs.ledger import LEDGER
 
 _MAX_RUNS = 2
@@ -123,7 +122,7 @@ def _write_trend(paths: Sequence[Path], folder: Path | None, root: Path) -> None
         if machine_history.history.problem:
             say(machine_history.history.problem, err=True)
     page = render_trend(machines, now)
-    say(write_in(folder or usual, TREND_FILE, page.encode()))
+    say(write_in(folder or usual, HISTORY_PAGE, page.encode()))
 
 
 def _expected_values(folder: Path) -> dict[str, dict[str, float]]:

@@ -203,7 +203,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
 
     # Continue with what an interrupted gate has measured.
     ledger = _open_ledger(folder, options)
-    take_over(ledger, pairs, key_of, options)
+    take_over_gate(ledger, pairs, key_of, options)
     launchers: dict[str, ServerLauncher] = {
         side: ServerLauncher(
             provision=source, root=options.root, ready_within_s=options.ready_within_s
@@ -302,7 +302,9 @@ def _open_ledger(folder: Path, options: GateOptions) -> Ledger:
     return ledger
 
 
-def take_over(ledger: Ledger, pairs: Sequence[Pair], key_of: KeyOf, options: GateOptions) -> None:
+def take_over_gate(
+    ledger: Ledger, pairs: Sequence[Pair], key_of: KeyOf, options: GateOptions
+) -> None:
     """Take over what an interrupted gate has measured, and the answers that fit its pairs.
 
     The ledger may come from another machine. Answers that don't fit a pair are reported and left

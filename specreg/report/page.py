@@ -40,13 +40,13 @@ from specreg.report.summary import MARKS, OUTCOMES, tone_of
 from specreg.report.tables import (
     PERCENTILES,
     axis_of,
+    changed_settings,
     compared_cells,
     distributions_of,
     format_number,
     label_of,
     render_change,
     render_interval,
-    settings_of,
 )
 from specreg.report.terminal import columns_of, render_notes
 from specreg.report.view import view_of
@@ -305,7 +305,7 @@ TEMPLATES.filters.update(
     positions=positions_picture,
     oracle=lambda verdicts: list(oracle_positions(verdicts)),
     facts=known_facts,
-    settings=settings_of,
+    settings=changed_settings,
     spaced=lambda versions: spaced(versions, 2 * LABEL_ROOM),
     distributions=distributions_of,
     spreads=lambda figures: list(spread_pictures(figures)),

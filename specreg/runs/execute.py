@@ -39,7 +39,7 @@ from specreg.measurement.measure import (
     workload_of,
 )
 from specreg.runs.goals import CaseGoal, CaseLaunch
-from specreg.runs.ledger import Checked, Entry, FailedLaunch, Key, Ledger, MeasuredLaunch
+from specreg.runs.ledger import Checked, FailedLaunch, Key, Ledger, LedgerEntry, MeasuredLaunch
 from specreg.runs.plan import NightStep
 from specreg.servers.handle import ServerHandle, Servers
 from specreg.servers.launch import Launch
@@ -96,7 +96,7 @@ class Executor(abc.ABC, Generic[StepT]):
     taken: list[TakenStep[StepT]] = field(default_factory=list)
 
     @abc.abstractmethod
-    def execute(self, step: StepT) -> Iterator[Entry]:
+    def execute(self, step: StepT) -> Iterator[LedgerEntry]:
         """Execute a step, and yield each entry of the ledger once it is known."""
 
     def take_steps(
@@ -149,7 +149,7 @@ class NightExecutor(Executor[NightStep]):
     checks: Mapping[str, CorrectnessCheck] = field(default_factory=lambda: CHECKS)
     _control_answers: ControlAnswers = field(default_factory=dict)
 
-    def execute(self, step: NightStep) -> Iterator[Entry]:
+    def execute(self, step: NightStep) -> Iterator[LedgerEntry]:
         """Execute a step, and yield each entry of the ledger once it is known.
 
         Raises:
@@ -175,7 +175,7 @@ class NightExecutor(Executor[NightStep]):
                 self._stop_after(error, launch)
                 yield _failed(launch, error, step.check, lasted_s=self.clock_s() - began_s)
 
-    def _measure(self, step: NightStep) -> Iterator[Entry]:
+    def _measure(self, step: NightStep) -> Iterator[LedgerEntry]:
         """Measure the cases of a step side by side.
 
         Yields:
@@ -398,7 +398,7 @@ class NightExecutor(Executor[NightStep]):
         path = self.run_folder / "power" / f"{name}.jsonl"
         return watch(self.provision.devices(case.server), path)
 
-    def _check(self, step: NightStep) -> Iterator[Entry]:
+    def _check(self, step: NightStep) -> Iterator[LedgerEntry]:
         """Make the correctness check of a step.
 
         Raises:

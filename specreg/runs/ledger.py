@@ -370,7 +370,7 @@ class FailedLaunch:
 
 
 ArmLaunch = MeasuredLaunch | FailedLaunch
-Entry = MeasuredLaunch | FailedLaunch | Checked | Segment
+LedgerEntry = MeasuredLaunch | FailedLaunch | Checked | Segment
 """What a step of a run results in."""
 
 LEDGER = "ledger.jsonl"
@@ -473,7 +473,7 @@ class Ledger:
         """The segments of a soak, in order."""
         return tuple(self._segments)
 
-    def extend(self, entries: Iterable[Entry]) -> None:
+    def extend(self, entries: Iterable[LedgerEntry]) -> None:
         """Add what a step of the run results in, each entry when it is there.
 
         Raises:
@@ -486,7 +486,7 @@ class Ledger:
                 self._write(entry)
             self.add(entry)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LedgerEntry) -> None:
         """Add what the ledger's file has already.
 
         A launch replaces an earlier one at its place, even if it measured nothing.

@@ -39,7 +39,7 @@ from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import is_older
 from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import (
-    DONE,
+    DONE_EVENT,
     Ask,
     Endpoint,
     EventSplitter,
@@ -50,7 +50,7 @@ from specreg.engines.wire_format import (
 )
 from specreg.servers.start_failures import why_not_started
 
-POLL_S = 0.2
+READY_POLL_S = 0.2
 """How long to wait between two requests to a server that isn't ready."""
 _PROBE_TIMEOUT_S = 60.0
 """How long one attempt at a first answer may take. Further attempts follow until the deadline."""
@@ -428,7 +428,7 @@ def send_probe(
     wire_format = server.engine.wire_format
     path = wire_format.path(request)
     body = msgspec.json.encode(server.endpoint.without_refused(wire_format.body(request)))
-    within_s = min(_PROBE_TIMEOUT_S, max(POLL_S, timeout_s))
+    within_s = min(_PROBE_TIMEOUT_S, max(READY_POLL_S, timeout_s))
     health_within_s = min(_HEALTH_TIMEOUT_S, within_s)
     # Ask for the server's health first, because an engine that isn't ready may queue the request.
     try:
@@ -461,7 +461,7 @@ def _read_probe(content: bytes, parse_event: ParseEvent) -> ProbeResult:
         InvalidMeasurementError: An event can't be parsed, or the stream ends within one.
     """
     splitter = EventSplitter()
-    events = [parse_event(event) for event in splitter.feed(content) if event != DONE]
+    events = [parse_event(event) for event in splitter.feed(content) if event != DONE_EVENT]
     has_token = any(event.tokens for event in events)
     splitter.check_rest(is_finished=has_token)
     has_text = any(event.text or event.thought for event in events)

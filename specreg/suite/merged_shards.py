@@ -10,7 +10,7 @@ from specreg.core.reasons import Reason
 from specreg.core.timeline import RunTime
 from specreg.matrix.case import Case
 from specreg.matrix.models import served_models
-from specreg.runs.ledger import LEDGER, Entry, FailedLaunch, Ledger, MeasuredLaunch
+from specreg.runs.ledger import LEDGER, FailedLaunch, Ledger, LedgerEntry, MeasuredLaunch
 from specreg.runs.plan import NightStep
 from specreg.suite.plan import RunPlan
 from specreg.suite.shard_runs import MeasuredShard
@@ -155,7 +155,7 @@ class MergedShards:
         return names
 
 
-def _with_models_here(launch: MeasuredLaunch, case: Case, root: Path) -> Entry:
+def _with_models_here(launch: MeasuredLaunch, case: Case, root: Path) -> LedgerEntry:
     """Return a launch with the models of this repository, or why they can't be read."""
     try:
         target, draft = served_models(root, case.server)

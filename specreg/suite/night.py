@@ -145,7 +145,7 @@ def _further(context: RunContext, selection: Selection, judge: LedgerJudge) -> F
     )
 
 
-def settings_of(context: RunContext, selection: Selection, ledger: Ledger) -> Settings:
+def night_settings(context: RunContext, selection: Selection, ledger: Ledger) -> Settings:
     """Return how the cases of a run are measured.
 
     Args:

@@ -19,7 +19,7 @@ import numpy as np
 from specreg.acceptance.record import AcceptanceRecord, PromptAcceptance, Source, StepCounts, View
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.schema import (
-    SCHEMA_VERSION,
+    BASELINE_SCHEMA_VERSION,
     Baseline,
     Provenance,
     StoredAcceptance,
@@ -229,7 +229,7 @@ def try_loss(loss: AcceptanceLoss, trials: int, world: "World") -> tuple[Counter
 
 def _baseline(acceptance: StoredAcceptance | None) -> Baseline:
     return Baseline(
-        schema_version=SCHEMA_VERSION,
+        schema_version=BASELINE_SCHEMA_VERSION,
         case=_SETTINGS,
         environment=_ENVIRONMENT,
         provenance=_PROVENANCE,

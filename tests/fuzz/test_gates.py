@@ -17,7 +17,7 @@ import pytest
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.answers import ANSWERS, answer_verdict, why_not_compared
 from specreg.compare.document import record_gate
-from specreg.compare.gate import Gate, open_gate, take_over
+from specreg.compare.gate import Gate, open_gate, take_over_gate
 from specreg.compare.options import MAX_GATE_LAUNCHES, GateOptions
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.correctness.turns import turns_of
@@ -71,7 +71,7 @@ def resumed(gate: Gate, folder: Path, content: bytes) -> tuple[Gate, list[str]]:
     ledger = Ledger(copy / LEDGER)
     options = dataclasses.replace(gate.options, out=copy, show=said.append)
     executor = dataclasses.replace(gate.executor, ledger=ledger, options=options)
-    take_over(ledger, gate.goal.pairs, executor.key_of, options)
+    take_over_gate(ledger, gate.goal.pairs, executor.key_of, options)
     again = dataclasses.replace(gate, options=options, folder=copy, executor=executor)
     return again, said
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from specreg.core.reasons import Reason
 from specreg.matrix.case import Case
 from specreg.runs.goals import CaseGoal, NightGoal
-from specreg.runs.ledger import Checked, Entry, FailedLaunch, Key, Ledger, MeasuredLaunch
+from specreg.runs.ledger import Checked, FailedLaunch, Key, Ledger, LedgerEntry, MeasuredLaunch
 from specreg.runs.plan import NightStep, next_step
 from tests.unit import builders
 
@@ -58,7 +58,7 @@ def checked(case: Case, check: str) -> Checked:
     return Checked.of(key, check, {"outcome": "PASS"})
 
 
-def succeed(step: NightStep) -> Iterator[Entry]:
+def succeed(step: NightStep) -> Iterator[LedgerEntry]:
     """What a step results in if nothing fails."""
     for goal in step.goals:
         if step.check:
@@ -88,10 +88,10 @@ class Played:
     """
 
     night: NightGoal
-    result_of: Callable[[NightStep], Iterable[Entry]] = succeed
+    result_of: Callable[[NightStep], Iterable[LedgerEntry]] = succeed
     ledger: Ledger = field(default_factory=empty_ledger)
     steps: list[NightStep] = field(default_factory=list)
-    entries: list[list[Entry]] = field(default_factory=list)
+    entries: list[list[LedgerEntry]] = field(default_factory=list)
 
     def play(self) -> list[str]:
         """Take all steps, and return them in words."""

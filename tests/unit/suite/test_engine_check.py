@@ -15,7 +15,7 @@ from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, ArmReport, record_document
 from specreg.runs.ledger import Recorded
 from specreg.suite.context import RunContext
-from specreg.suite.engine_check import FOLDER, EngineCheck, Measure, possible_checks
+from specreg.suite.engine_check import ENGINES_FOLDER, EngineCheck, Measure, possible_checks
 from specreg.suite.run import Run
 from specreg.verdicts.history import RunRecord, record_history, settings_sha256
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
@@ -377,7 +377,7 @@ def test_a_run_that_is_judged_again_is_judged_by_its_gate_too(
         )
         arms = (ArmReport(name="A", text=before), ArmReport(name="B", text="vllm==0.33.0"))
         report = msgspec.structs.replace(with_verdicts(slower), arms=arms)
-        path = run.context.run_folder / FOLDER / builders.CASE.id / FILE_NAME
+        path = run.context.run_folder / ENGINES_FOLDER / builders.CASE.id / FILE_NAME
         record_document(path, report)
 
     run.recall_engines()
