@@ -16,6 +16,7 @@ from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
 from specreg.engines.launch_facts import known_facts
 from specreg.measurement.metrics import render_invalid
+from specreg.report import parts
 from specreg.report.charts import (
     LABEL_ROOM,
     CaseNights,
@@ -320,5 +321,5 @@ TEMPLATES.globals.update(
     script=Markup(_SCRIPT),  # noqa: S704 - the file of this package; the policy has its checksum
     summary_columns=PERCENTILES,
 )
-TEMPLATES.tests["part"] = lambda part, kind: type(part).__name__ == kind
+TEMPLATES.tests["part"] = lambda part, kind: isinstance(part, getattr(parts, kind))
 _MARKDOWN = TEMPLATES.overlay(finalize=_plain)

@@ -115,7 +115,7 @@ class Further:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightGoal:
-    """A run that measures cases on planned launches of their servers.
+    """What a night wants to know of cases, on planned launches of their servers and further ones.
 
     Attributes:
         stages: the planned launches, in order.
