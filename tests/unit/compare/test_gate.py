@@ -279,6 +279,20 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
         assert [arm.engine_versions for arm in arms] == [(f"vllm {scripted_version}",)] * 2
 
 
+def test_sides_of_two_hours_are_no_pair_however_often_a_gate_was_cut_off(here: GateOptions) -> None:
+    """B fails and A is measured; later B is measured again, and the gate is killed then."""
+    in_turn = dataclasses.replace(here, launches=2, together=False)
+    gate = opened(in_turn)
+    gate.ledger.extend([failed(Side.B, 2, pair=gate.goal.pairs[0])])
+    measured(gate, Side.A, 2)
+    resumed = dataclasses.replace(in_turn, resume=True)
+    measured(opened(resumed), Side.B, 2)
+
+    taken_over = opened(resumed).ledger.launches
+
+    assert [(launch.arm, launch.number) for launch in taken_over] == [(Side.B, 2)]
+
+
 def test_a_repeated_launch_measures_only_what_is_missing(here: GateOptions) -> None:
     tier = here.matrix / "cpu.toml"
     tier.write_text(tier.read_text().replace("[1]", "[1, 2]"))
