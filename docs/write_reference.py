@@ -411,7 +411,7 @@ from case to case. Codes in capitals stand before the reason. `report.json` has 
 _FACT = re.compile(r"\{.*?\}")
 _REASONS: Mapping[str, Mapping[str, Entry]] = {
     "INVALID": catalogue.INVALID,
-    "REGRESSED and WRONG": catalogue.LOST,
+    "REGRESSED and WRONG": catalogue.REGRESSED,
     "INCONCLUSIVE": catalogue.UNDECIDED,
     "NO_BASELINE": catalogue.NO_BASELINE,
     "NOT_COMPARABLE": catalogue.NOT_COMPARABLE,

@@ -134,7 +134,7 @@ def _drafts_vary(record: AcceptanceRecord) -> bool:
     return len(drafts_per_step) > 1 or not is_whole
 
 
-def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int) -> None:
+def check_pinned_length(record: AcceptanceRecord, length_tokens: float, in_flight: int) -> None:
     """Check that the acceptance length is the pinned one; else raise `NOT_PINNED`.
 
     An engine pins a fractional length by chance: it draws whether a step accepts one draft more.

@@ -36,7 +36,7 @@ from specreg.stats.intervals import (
     change_of_launches,
     change_of_ratio,
 )
-from specreg.stats.variance import NOTHING_KNOWN, Variance, shrunk, variance_of
+from specreg.stats.variance import NO_PRIOR, Variance, shrunk, variance_of
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import DeviceRecord
 
@@ -239,7 +239,7 @@ class BaselineComparison:
             recorded_verb: the words before the devices of the baseline.
         """
         recorded_devices = self.baselines.exact.devices if self.baselines.exact else ()
-        names = [name_of(device) for device in devices_of([self.measurement])]
+        names = [name_of(device) for device in recorded_devices_of([self.measurement])]
         recorded_names = [name_of(device) for device in recorded_devices]
         if not recorded_names or sorted(names) == sorted(recorded_names):
             return ""
@@ -616,7 +616,7 @@ def _moderated(
     An unknown variance has 0 degrees of freedom.
     """
     variances_of_others = [variances[name] for variances in others if name in variances]
-    return shrunk(own.get(name), variances_of_others, NOTHING_KNOWN)
+    return shrunk(own.get(name), variances_of_others, NO_PRIOR)
 
 
 def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
@@ -648,7 +648,7 @@ def clock_invalidity(launches: Iterable[Measurement], baseline: Baseline | None)
     recorded_devices = baseline.devices if baseline else ()
     for launch in launches:
         # Launches of one machine list their devices in the same order.
-        for device, recorded in zip(devices_of([launch]), recorded_devices, strict=False):
+        for device, recorded in zip(recorded_devices_of([launch]), recorded_devices, strict=False):
             if device.sm_clock_mhz is None or recorded.sm_clock_mhz is None:
                 continue
             if device.sm_clock_mhz < _LEAST_CLOCK_FRAC * recorded.sm_clock_mhz:
@@ -661,7 +661,7 @@ def clock_invalidity(launches: Iterable[Measurement], baseline: Baseline | None)
     return None
 
 
-def devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice, ...]:
+def recorded_devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice, ...]:
     """Return the devices whose power was measured, each with the median of its clocks."""
     # Each launch has a record of each device. Collect the records of a device from all launches.
     records_by_device: dict[str, list[DeviceRecord]] = {}

@@ -16,7 +16,7 @@ from specreg.baselines.comparison import (
     change_of_acceptance,
     clock_invalidity,
     describe_nothing_accepted,
-    devices_of,
+    recorded_devices_of,
 )
 from specreg.baselines.packages import record_packages
 from specreg.baselines.schema import Baseline, load_baseline
@@ -116,7 +116,7 @@ def record_measurements(
         launches = _with_earlier_speeds(speeds, comparable_old.launches, invalid)
         devices = comparable_old.devices
     if speeds and Family.POWER not in invalid:
-        devices = devices_of(measurements)
+        devices = recorded_devices_of(measurements)
 
     # Build the baseline and write it.
     noise: dict[str, schema.Noise] = {}
@@ -124,7 +124,7 @@ def record_measurements(
         # The noise comes from the machine, so it remains valid when the engine changes.
         noise = comparable_old.noise
     measured_baseline = Baseline(
-        schema_version=schema.SCHEMA_VERSION,
+        schema_version=schema.BASELINE_SCHEMA_VERSION,
         case=settings,
         environment=store.environment,
         provenance=_provenance_of(measurements[0], settings, store, notes),
@@ -162,7 +162,7 @@ def _check_recordable(
     for family, invalidity in invalid.items():
         if family in indispensable:
             raise _refusal(first.case, str(invalidity))
-    device_names = [device.name for device in devices_of(measurements)]
+    device_names = [device.name for device in recorded_devices_of(measurements)]
     for name in (*environment.gpus, *device_names):
         if name.startswith(SCRIPTED):
             problem = f"'{name}' is a device that a test made up; measure on a real one"
@@ -221,8 +221,9 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
     try:
         schema.check_figures(baseline)
         content = schema.render_baseline(readable_values(baseline)).encode()
-        if len(content) > schema.MAX_BYTES:
-            size = f"{len(content) / MIB:.1f} MiB, and {schema.MAX_BYTES / MIB:g} are read at most"
+        if len(content) > schema.MAX_BASELINE_BYTES:
+            limit_mib = schema.MAX_BASELINE_BYTES / MIB
+            size = f"{len(content) / MIB:.1f} MiB, and {limit_mib:g} are read at most"
             advice = "record it with fewer launches, or fewer prompts"
             raise BaselineError(f"baseline '{path}': not written, it has {size}; {advice}")
         replace_file(path, content)

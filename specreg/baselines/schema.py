@@ -36,13 +36,13 @@ from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import Scope
 
-SCHEMA_VERSION = 5
+BASELINE_SCHEMA_VERSION = 5
 """The version of the format in which baselines are written."""
 _OLDEST_VERSION = 4
 """The oldest version that can be read. Its files have no `further_launches`."""
 _FEWEST_RUNS = 2
 """The fewest runs that show a spread."""
-MAX_BYTES = 4 * MIB
+MAX_BASELINE_BYTES = 4 * MIB
 """The largest baseline, of some 50,000 answers. Each metric of a case adds up all of them, so
 judging by a file of 19 MiB took 46 s."""
 _ADVICE = "restore it with git, or remove it and record it anew"
@@ -303,7 +303,7 @@ def load_baseline(path: Path) -> Baseline | None:
     """
     content = b""
     try:
-        content = read_regular(path, MAX_BYTES)
+        content = read_regular(path, MAX_BASELINE_BYTES)
         # The version comes first, because a file of another version can't be decoded.
         head = msgspec.json.decode(content, type=_Head)
         _check_version(path, head.schema_version)
@@ -325,12 +325,12 @@ def _check_version(path: Path, version: int) -> None:
     Raises:
         BaselineError: the version is too old or too new.
     """
-    if _OLDEST_VERSION <= version <= SCHEMA_VERSION:
+    if _OLDEST_VERSION <= version <= BASELINE_SCHEMA_VERSION:
         return
-    advice = "use a newer specreg" if version > SCHEMA_VERSION else "record it anew"
+    advice = "use a newer specreg" if version > BASELINE_SCHEMA_VERSION else "record it anew"
     raise BaselineError(
         f"baseline '{path}': schema version {version}, this specreg reads {_OLDEST_VERSION} to"
-        f" {SCHEMA_VERSION}; {advice}"
+        f" {BASELINE_SCHEMA_VERSION}; {advice}"
     )
 
 
@@ -431,7 +431,7 @@ def schema_of(*kinds: type[msgspec.Struct]) -> dict[str, Any]:
     return {**schema, "$defs": definitions}
 
 
-def render_schema() -> str:
+def render_baseline_schema() -> str:
     """Render the JSON Schema of a baseline. `baselines/schema.json` is a copy of it."""
     schema = schema_of(Baseline)
     schema["$defs"]["CaseSettings"]["additionalProperties"] = False

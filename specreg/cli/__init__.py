@@ -94,7 +94,7 @@ The suite itself is run by pytest: `pytest -k eagle3` measures, and `pytest -k e
 """
 
 
-class Commands(typer.core.TyperGroup):
+class CommandGroup(typer.core.TyperGroup):
     """The commands of specreg, listed by name with the first line of their docstrings."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - Typer's own
@@ -145,7 +145,7 @@ def _first_line(name: str) -> str:
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

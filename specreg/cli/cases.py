@@ -17,7 +17,7 @@ from specreg.baselines.estimate import (
     run_on_gpus_s,
     run_s,
 )
-from specreg.baselines.schema import baseline_files, read_baselines, render_schema
+from specreg.baselines.schema import baseline_files, read_baselines, render_baseline_schema
 from specreg.baselines.store import BaselineStore
 from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, TierOption, say
 from specreg.core.counted import counted
@@ -32,7 +32,7 @@ from specreg.matrix.case import Case, Tier, render_memory
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.document import Tone
-from specreg.report.parts import Commands, Fold, Part, Table, Text, VerdictLine
+from specreg.report.parts import Commands, Details, Part, Table, Text, VerdictLine
 from specreg.report.screen import screen_here
 from specreg.report.tables import NOTHING, Layout, format_number, render_rows
 from specreg.report.terminal import render_view
@@ -62,7 +62,7 @@ def baselines(
         specreg baselines schema
     """
     if output == "schema":
-        typer.echo(render_schema(), nl=False)
+        typer.echo(render_baseline_schema(), nl=False)
         return
     by_path, errors = read_baselines(baseline_files(root / DEFAULT_OPTIONS.baselines))
     acceptance_length = METRICS["acceptance_length_tokens"]
@@ -262,11 +262,11 @@ def view_of_tier(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> I
     columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
     yield Table(columns, rows, Layout(folded=("by",)))
     for location, understood in tier.commands.items():
-        yield Fold(f"keys read from the command of {location}", tuple(map(Text, understood)))
+        yield Details(f"keys read from the command of {location}", tuple(map(Text, understood)))
     shown_pairs = dict.fromkeys(case.server.models for case in tier.cases)
     licences = [f"{pair}: {tier.licences[pair]}" for pair in shown_pairs if pair in tier.licences]
     if licences:
-        yield Fold("licences of the models", tuple(map(Text, licences)))
+        yield Details("licences of the models", tuple(map(Text, licences)))
     names = sorted({case.request.dataset for case in tier.cases})
     # Only a dataset that needs to be prepared has a licence.
     licensed = [dataset for dataset in map(dataset_named, names) if dataset.licence]

@@ -13,7 +13,7 @@ from specreg.core.errors import ReportError, check_name
 from specreg.core.names import check_spelling
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import Report, render_schema
-from specreg.report.exports import ALWAYS, FORMS, write_outputs
+from specreg.report.exports import ALWAYS, EXPORT_FORMATS, write_outputs
 from specreg.report.files import (
     FILE_NAME,
     load_report,
@@ -23,13 +23,12 @@ from specreg.report.files import (
     write_in,
 )
 from specreg.report.side_by_side import side_by_side
-from specreg.report.trend import FILE_NAME as TREND_FILE
-from specreg.report.trend import MachineHistory, load_histories, render_trend
+from specreg.report.trend import HISTORY_PAGE, MachineHistory, load_histories, render_trend
 from specreg.runs.ledger import LEDGER
 
 _MAX_RUNS = 2
 _USUAL_FORMS = " and ".join(ALWAYS)
-_FORMS = "; ".join(f"{name}: {form.description}" for name, form in FORMS.items())
+_FORMS = "; ".join(f"{name}: {form.description}" for name, form in EXPORT_FORMATS.items())
 RunsArgument = Annotated[
     list[str] | None,
     typer.Argument(
@@ -88,12 +87,12 @@ def report(
 def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, root: Path) -> None:
     """Write a run in some forms, or the second of two runs against the first."""
     for name in to or ():
-        check_name("form", name, FORMS, "specreg report --to")
+        check_name("form", name, EXPORT_FORMATS, "specreg report --to")
     runs = root / DEFAULT_OPTIONS.runs
     run_folders = [_folder_of(runs, name) for name in names] or [_folder_of(runs, None)]
     run_folder = run_folders[-1]
     paths = [each_folder / FILE_NAME for each_folder in run_folders]
-    if any(FORMS[name].takes_ledger for name in to or ALWAYS):
+    if any(EXPORT_FORMATS[name].takes_ledger for name in to or ALWAYS):
         paths.append(run_folder / LEDGER)
     with naming(*paths):
         target = folder or run_folder
@@ -126,7 +125,7 @@ def _write_trend(paths: Sequence[Path], folder: Path | None, root: Path) -> None
         if machine_history.history.problem:
             say(machine_history.history.problem, err=True)
     page = render_trend(machines, now)
-    say(write_in(folder or usual, TREND_FILE, page.encode()))
+    say(write_in(folder or usual, HISTORY_PAGE, page.encode()))
 
 
 def _expected_values(folder: Path) -> dict[str, dict[str, float]]:

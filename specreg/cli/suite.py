@@ -39,10 +39,10 @@ from specreg.suite.merge import merge_shards, open_merged
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Inconclusive, Options, options_typed
 from specreg.suite.plan import PLAN
-from specreg.suite.preflight import State, examine, view_of_findings
+from specreg.suite.preflight import Severity, examine, view_of_findings
 from specreg.suite.remarks import remarks_of
 from specreg.suite.shard_runs import has_plan, load_shard
-from specreg.suite.shards import SHARDS, Shard
+from specreg.suite.shards import SHARDS_FILE, Shard
 from specreg.verdicts.status import exit_status
 
 _BYTES_PER_GIB = 2**30
@@ -97,7 +97,7 @@ def doctor(
     findings = tuple(examine(open_context(root, options, Progress(io.StringIO()))))
     screen = screen_here()
     say(render_view(view_of_findings(findings), screen), styled=screen.color)
-    is_blocked = any(finding.state is State.IN_THE_WAY for finding in findings)
+    is_blocked = any(finding.state is Severity.IN_THE_WAY for finding in findings)
     raise typer.Exit(int(is_blocked))
 
 
@@ -438,4 +438,4 @@ def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[Shard]:
             "specreg ray: the run can't be cut into shards, because pytest ended with status"
             f" {done.returncode}; correct what it reports:\n{done.stdout[-2000:]}{done.stderr}"
         )
-    return msgspec.json.decode((root / SHARDS).read_bytes(), type=list[Shard])
+    return msgspec.json.decode((root / SHARDS_FILE).read_bytes(), type=list[Shard])

@@ -26,7 +26,7 @@ from specreg.core.errors import UnsupportedError
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
 from specreg.runs.ledger import LEDGER
-from specreg.servers.provision import Origin, parse_origin, released_versions
+from specreg.servers.provision import EngineOrigin, parse_origin, released_versions
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
@@ -218,7 +218,7 @@ class Search(NamedTuple):
     options: BisectOptions
     tier: Tier
     case: Case
-    good: Origin
+    good: EngineOrigin
     worse_metrics: frozenset[str] | None
 
 

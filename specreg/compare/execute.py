@@ -26,7 +26,7 @@ from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement, Plan, workload_of
 from specreg.runs.execute import Executor, hangs
-from specreg.runs.ledger import Checked, Entry, FailedLaunch, Key, MeasuredLaunch
+from specreg.runs.ledger import Checked, FailedLaunch, Key, LedgerEntry, MeasuredLaunch
 from specreg.servers.launch import Launch
 from specreg.servers.server import Server
 
@@ -60,7 +60,7 @@ class GateExecutor(Executor[GateStep]):
     options: GateOptions
     key_of: KeyOf
 
-    def execute(self, step: GateStep) -> Iterator[Entry]:
+    def execute(self, step: GateStep) -> Iterator[LedgerEntry]:
         """Execute a step, and yield each entry of the ledger once it is known.
 
         Raises:
@@ -115,7 +115,7 @@ class GateExecutor(Executor[GateStep]):
             for launch in self.ledger.measured
         )
 
-    def _measure(self, step: GateStep) -> Iterator[Entry]:
+    def _measure(self, step: GateStep) -> Iterator[LedgerEntry]:
         """Measure a pair on the servers of a step, which take turns.
 
         Raises:
@@ -152,7 +152,7 @@ class GateExecutor(Executor[GateStep]):
                 case_id=pair.id, arm=side, number=step.number, measurement=measurement
             )
 
-    def _ask(self, step: GateStep) -> Iterator[Entry]:
+    def _ask(self, step: GateStep) -> Iterator[LedgerEntry]:
         """Generate the answers of a pair on the servers of a step, and compare them.
 
         If both sides were measured on this launch and all of their timed answers were equal,

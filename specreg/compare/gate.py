@@ -19,7 +19,7 @@ import msgspec
 from specreg.compare.answers import check_saved
 from specreg.compare.execute import GateExecutor, KeyOf, blaming
 from specreg.compare.judging import Decision, Rules, last_number
-from specreg.compare.options import MAX_LAUNCHES, GateOptions, parse_tolerances
+from specreg.compare.options import MAX_GATE_LAUNCHES, GateOptions, parse_tolerances
 from specreg.compare.pairs import (
     COMPARED,
     Pair,
@@ -42,7 +42,7 @@ from specreg.runs.ledger import LEDGER, Checked, Key, Ledger
 from specreg.servers.handle import Servers
 from specreg.servers.installer import packages_sha256
 from specreg.servers.launcher import ServerLauncher
-from specreg.servers.provision import Origin, Provision, parse_origin, provision_side
+from specreg.servers.provision import EngineOrigin, Provision, parse_origin, provision_side
 from specreg.telemetry.identity import Environment, current_environment, find_gpus
 
 _MINUTES_WITHOUT_GPU = 20.0
@@ -203,7 +203,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
 
     # Continue with what an interrupted gate has measured.
     ledger = _open_ledger(folder, options)
-    take_over(ledger, pairs, key_of, options)
+    take_over_gate(ledger, pairs, key_of, options)
     launchers: dict[str, ServerLauncher] = {
         side: ServerLauncher(
             provision=source, root=options.root, ready_within_s=options.ready_within_s
@@ -249,7 +249,7 @@ def _folder_of(options: GateOptions) -> Path:
 
 
 def _chosen_pairs(
-    options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]
+    options: GateOptions, tier: Tier, origins: tuple[EngineOrigin, EngineOrigin]
 ) -> tuple[Pair, ...]:
     """Return the pairs that a gate compares.
 
@@ -302,7 +302,9 @@ def _open_ledger(folder: Path, options: GateOptions) -> Ledger:
     return ledger
 
 
-def take_over(ledger: Ledger, pairs: Sequence[Pair], key_of: KeyOf, options: GateOptions) -> None:
+def take_over_gate(
+    ledger: Ledger, pairs: Sequence[Pair], key_of: KeyOf, options: GateOptions
+) -> None:
     """Take over what an interrupted gate has measured, and the answers that fit its pairs.
 
     The ledger may come from another machine. Answers that don't fit a pair are reported and left
@@ -352,7 +354,7 @@ def _check_owner(ledger: Ledger, keys: Collection[Key]) -> None:
         raise UnsupportedError(message)
     for key in (*recorded.begun, *recorded.keys):
         is_ours = msgspec.structs.replace(key, launch=0) in keys
-        if not is_ours or not 1 <= key.launch <= MAX_LAUNCHES:
+        if not is_ours or not 1 <= key.launch <= MAX_GATE_LAUNCHES:
             message = (
                 f"'{ledger.path}': is of another gate; name the same sides, cases and options as"
                 " that gate had, or another --out"
@@ -416,7 +418,7 @@ def _with_more_prompts(root: Path, pair: Pair) -> Pair:
 
 
 def _sides(
-    options: GateOptions, origins: Sequence[Origin], pairs: Sequence[Pair], *, on_gpu: bool
+    options: GateOptions, origins: Sequence[EngineOrigin], pairs: Sequence[Pair], *, on_gpu: bool
 ) -> tuple[dict[Side, Provision], dict[Side, str]]:
     """Return the environments of both sides, and what is installed in them."""
 
@@ -445,7 +447,7 @@ def _sides(
 
 
 def _chosen_cases(
-    options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]
+    options: GateOptions, tier: Tier, origins: tuple[EngineOrigin, EngineOrigin]
 ) -> Sequence[Case]:
     """Return the named cases, or else all cases of the sides' engine that fit the machine.
 

@@ -707,31 +707,28 @@ def _change(figure: _Figure, launches: Sequence[ArmLaunch]) -> Effect | None:
 def _differences(figure: _Figure, launches: Sequence[ArmLaunch]) -> list[float]:
     """Return for each launch how much better a speed is on the second side, in logarithms."""
     first_side, second_side = figure.sides
-    first_logs = _logs_by_place(figure, first_side, launches)
-    second_logs = _logs_by_place(figure, second_side, launches)
+    first_logs = _logs_by_number(figure, first_side, launches)
+    second_logs = _logs_by_number(figure, second_side, launches)
     sign = figure.metric.sign
     differences = []
-    # Two launches of one number were made next to each other unless one of them was taken over, so
-    # what the machine did at that hour cancels out in their difference.
-    for place, second_log in second_logs.items():
-        if place in first_logs:
-            differences.append(sign * (second_log - first_logs[place]))
+    # Two launches of one number were made next to each other, so what the machine did at that hour
+    # cancels out in their difference.
+    for number, second_log in second_logs.items():
+        if number in first_logs:
+            differences.append(sign * (second_log - first_logs[number]))
     return differences
 
 
-def _logs_by_place(
+def _logs_by_number(
     figure: _Figure, side: Side, launches: Sequence[ArmLaunch]
-) -> Mapping[tuple[int, bool], float]:
-    """Return the logarithm of a side's speed on each launch.
-
-    Its place is the number of the launch, and whether it was taken over.
-    """
+) -> Mapping[int, float]:
+    """Return the logarithm of a side's speed on each launch, by the number of the launch."""
     logs = {}
     for launch in launches:
         if (launch.case_id, launch.arm) == (figure.pair_id, side):
             log = _log(figure.metric.name, launch)
             if log is not None:
-                logs[launch.number, launch.is_resumed] = log
+                logs[launch.number] = log
     return logs
 
 

@@ -20,7 +20,7 @@ from specreg.measurement.metrics import Metric
 
 TOLERANCE = "--tolerance"
 _Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
-MAX_LAUNCHES = 1000
+MAX_GATE_LAUNCHES = 1000
 """The most launches of each side of a gate."""
 MOST_WORTH_ASKING = 64
 """No hint asks for more launches of each side, because nobody would wait for them."""
@@ -70,7 +70,7 @@ class ComparisonOptions(ServerOptions):
         Option(
             help="the most launches of each side; fewer than 4 can't decide a speed",
             min=1,
-            max=MAX_LAUNCHES,
+            max=MAX_GATE_LAUNCHES,
         ),
     ] = 16
     prompts: Annotated[

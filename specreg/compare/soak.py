@@ -17,7 +17,7 @@ from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, Plan, Workload, batch_size_of
 from specreg.measurement.metrics import Replay
 from specreg.report.document import Tone
-from specreg.report.parts import Output, Text, VerdictLine, View
+from specreg.report.parts import Output, Parts, Text, VerdictLine
 from specreg.report.remarks import workload_remarks
 from specreg.report.screen import LOG, Screen
 from specreg.report.terminal import render_verdicts
@@ -238,7 +238,7 @@ def _chosen_case(options: SoakOptions, tier: Tier) -> Case:
     return fitting[0]
 
 
-def view_of_soak(soak: Soak, verdicts: Sequence[Verdict], screen: Screen = LOG) -> View:
+def view_of_soak(soak: Soak, verdicts: Sequence[Verdict], screen: Screen = LOG) -> Parts:
     """Return the answer of a soak, what it measured, its verdicts, and their reasons.
 
     The last eighth of the segments is compared with the first.

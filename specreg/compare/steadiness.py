@@ -28,11 +28,11 @@ LEAD_IN_FRAC = 0.1
 """The first share of a soak's time, which isn't judged because buffers fill and caches warm up."""
 LOOKS = (0.2, 0.4, 0.6, 0.8)
 """The shares of a soak's time after which it is judged before its end."""
-LEVEL = 0.01
+ALARM_LEVEL = 0.01
 """The probability that the soak of a steady server raises an alarm."""
-EARLY_LEVEL = LEVEL / 2 / len(LOOKS)
-"""The level of each look before the end. The levels of all looks add up to `LEVEL`."""
-LAST_LEVEL = LEVEL / 2
+EARLY_LEVEL = ALARM_LEVEL / 2 / len(LOOKS)
+"""The level of each look before the end. The levels of all looks add up to `ALARM_LEVEL`."""
+LAST_LEVEL = ALARM_LEVEL / 2
 """The level of the look at the end."""
 FORECAST_SEGMENTS = 20
 """After this many segments the soak forecasts which drift it will be able to find."""
@@ -42,7 +42,7 @@ _AGAINST = "the first segments"
 _S_PER_H = 3600.0
 
 
-class Figure(NamedTuple):
+class SegmentFigure(NamedTuple):
     """A field of each segment that shouldn't drift.
 
     Attributes:
@@ -124,19 +124,19 @@ class SoakGoal:
         return 60 * self.minutes
 
     @property
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[SegmentFigure, ...]:
         """The figures that the soak watches."""
         length = METRICS["acceptance_length_tokens"]
         step = METRICS["tpot_p50_ms"]
         figures = []
         if self.case.speculates:
             allowed_frac = length.allowed_frac(self.case)
-            figures.append(Figure(length.name, allowed_frac, 1, length.origin))
+            figures.append(SegmentFigure(length.name, allowed_frac, 1, length.origin))
         if self.case.judging.speed:
-            figures.append(Figure("step_ms", step.allowed_frac(self.case)))
-        figures.append(Figure("memory_bytes"))
+            figures.append(SegmentFigure("step_ms", step.allowed_frac(self.case)))
+        figures.append(SegmentFigure("memory_bytes"))
         if self.on_gpu:
-            figures.append(Figure("gpu_memory_bytes"))
+            figures.append(SegmentFigure("gpu_memory_bytes"))
         if self.tolerance_frac is None:
             return tuple(figures)
         return tuple(figure._replace(tolerance_frac=self.tolerance_frac) for figure in figures)
@@ -222,7 +222,9 @@ def judge_segments(
     return tuple(_judge(figure, segments, goal, level_of_figure) for figure in goal.figures)
 
 
-def _judge(figure: Figure, segments: Sequence[Segment], goal: SoakGoal, level: float) -> Verdict:
+def _judge(
+    figure: SegmentFigure, segments: Sequence[Segment], goal: SoakGoal, level: float
+) -> Verdict:
     """Judge the change of a figure per hour, over the segments after the lead-in.
 
     Args:
@@ -306,7 +308,7 @@ def forecast(segments: Sequence[Segment], goal: SoakGoal) -> Iterator[str]:
 
 
 def _sensitivity_of(
-    figure: Figure,
+    figure: SegmentFigure,
     points: Sequence[tuple[float, float]],
     level: float,
     minutes: float,
@@ -346,7 +348,7 @@ def _sensitivity_of(
 
 
 def _points(
-    figure: Figure, segments: Sequence[Segment], *, from_s: float
+    figure: SegmentFigure, segments: Sequence[Segment], *, from_s: float
 ) -> list[tuple[float, float]]:
     """Return the hour and the value of each segment that has the figure.
 

@@ -364,7 +364,7 @@ INVALID: Mapping[str, Entry] = {
 }
 """Why the figures of a measurement, or the answers to a check, mean nothing."""
 
-LOST: Mapping[str, Entry] = {
+REGRESSED: Mapping[str, Entry] = {
     "LASTING": Entry(
         "{change_frac:+.1%} since the night of {since}, over {nights}{changes}",
         "",
@@ -630,7 +630,7 @@ IMPROVED: Mapping[str, Entry] = {
 
 CATALOGUE: Mapping[str, Entry] = {
     **INVALID,
-    **LOST,
+    **REGRESSED,
     **UNDECIDED,
     **NO_BASELINE,
     **NOT_COMPARABLE,

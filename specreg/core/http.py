@@ -22,14 +22,14 @@ from specreg.core.server_words import MAX_QUOTED_CHARACTERS, find_error
 if TYPE_CHECKING:
     import httpx
 
-MAX_BYTES = 16 * 2**20
+MAX_ANSWER_BYTES = 16 * 2**20
 """The largest size of an answer, or of a line in a stream. Pages of metrics take about 100 KiB."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 """A number of tokens or steps that a server reports."""
 Histogram = Annotated[tuple[Count, ...], msgspec.Meta(max_length=1024)]
 """The number of steps for each number of accepted drafts. Drafters draft far fewer than 1,024."""
-Name = Annotated[str, msgspec.Meta(max_length=1024)]
+ShortText = Annotated[str, msgspec.Meta(max_length=1024)]
 """The name of a model or an answer, or a version."""
 
 HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -42,7 +42,7 @@ class HttpResponse:
     Attributes:
         path: The path of the request.
         status: The status of HTTP.
-        content: The body, `MAX_BYTES` or less.
+        content: The body, `MAX_ANSWER_BYTES` or less.
         location: Where a redirection leads; empty for another answer.
     """
 
@@ -109,8 +109,8 @@ async def read(
             # The raw bytes aren't decompressed: a small answer could fill the memory.
             async for piece in response.aiter_raw():
                 content += piece
-                if len(content) > MAX_BYTES:
-                    raise AnswerError(f"{path}: answers more than {MAX_BYTES} bytes")
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise AnswerError(f"{path}: answers more than {MAX_ANSWER_BYTES} bytes")
     except TimeoutError as error:
         raise AnswerError(f"{path}: no whole answer within {within_s:g} s", late=True) from error
     # The client of `specreg.load.chat_client` sends by aiohttp. Some of aiohttp's errors reach this

@@ -434,7 +434,7 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
     if process.outside is not None:
         survivor_ids += process.outside.ids()
     if survivor_ids:
-        survivors = ", ".join(map(describe, survivor_ids))
+        survivors = ", ".join(map(describe_process, survivor_ids))
         waited_s = _KILL_S + _GONE_S
         raise UnkillableError(
             f"{survivors}: still there {waited_s:g} s after it was killed, and nothing can be"
@@ -534,7 +534,7 @@ def log_tail(path: Path) -> str:
     return readable_block("\n".join(lines), line_characters=_LINE_CHARACTERS)
 
 
-def describe(process_id: int) -> str:
+def describe_process(process_id: int) -> str:
     """Describe a process: `process 4242 (python, user ada)`.
 
     The name and the user of a process of another user or container may not be visible.

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from specreg.core.descendants import all_process_ids, living
 
-FOLDER = Path("/dev/shm")  # noqa: S108 - it is what glibc's shm_open and sem_open use
-_PREFIX = f"{FOLDER}/"
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is what glibc's shm_open and sem_open use
+_PREFIX = f"{SHARED_MEMORY}/"
 
 
 def shared_files() -> frozenset[str]:
     """Return the names of all files in /dev/shm; none if there is no such folder."""
     with contextlib.suppress(OSError):
-        return frozenset(path.name for path in FOLDER.iterdir())
+        return frozenset(path.name for path in SHARED_MEMORY.iterdir())
     return frozenset()
 
 
@@ -48,7 +48,7 @@ def used_by(process_ids: Iterable[int] | None = None) -> frozenset[str]:
     names = set[str]()
     for name in shared_files():
         with contextlib.suppress(OSError):
-            stat = (FOLDER / name).lstat()
+            stat = (SHARED_MEMORY / name).lstat()
             if (stat.st_dev, stat.st_ino) in used:
                 names.add(name)
     return frozenset(names)
@@ -79,4 +79,4 @@ def remove_shared(names: Iterable[str]) -> None:
         return
     for name in remaining_names - used_by():
         with contextlib.suppress(OSError):
-            (FOLDER / name).unlink()
+            (SHARED_MEMORY / name).unlink()

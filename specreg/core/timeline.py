@@ -33,7 +33,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class RunningPhase:
     """A phase in progress.
 
     Attributes:
@@ -99,16 +99,16 @@ class Timeline:
     Attributes:
         clock: Returns the monotonic time in nanoseconds.
         began_ns: When the run began, on that clock.
-        listener: Called with the current steps, the innermost last, each time they change.
-        _steps: The current steps, the innermost last.
+        listener: Called with the running phases, the innermost last, each time they change.
+        _running: The running phases, the innermost last.
         _spent_ns: The time so far, by server pair and phase.
         _booked_ns: The moment up to which time has been counted.
     """
 
     clock: Callable[[], int] = time.monotonic_ns
     began_ns: int = field(default_factory=process_began_ns)
-    listener: Callable[[Sequence[Step]], None] = lambda _: None
-    _steps: list[Step] = field(default_factory=list)
+    listener: Callable[[Sequence[RunningPhase]], None] = lambda _: None
+    _running: list[RunningPhase] = field(default_factory=list)
     _spent_ns: dict[str, dict[Phase, float]] = field(default_factory=dict)
     _booked_ns: int = 0
 
@@ -125,27 +125,29 @@ class Timeline:
         sharing_pairs = pairs or self._default_pairs()
         now_ns = self._book()
         subject = of or sharing_pairs[0]
-        step = Step(phase=phase, pairs=sharing_pairs, subject=subject, began_ns=now_ns)
-        depth = len(self._steps)
-        # The `try` begins before the step is added, because Ctrl-C may come at any moment.
+        running_phase = RunningPhase(
+            phase=phase, pairs=sharing_pairs, subject=subject, began_ns=now_ns
+        )
+        depth = len(self._running)
+        # The `try` begins before the phase is added, because Ctrl-C may come at any moment.
         try:
             for pair in sharing_pairs:
                 self._spent_ns.setdefault(pair, {})
-            self._steps.append(step)
-            self.listener(tuple(self._steps))
+            self._running.append(running_phase)
+            self.listener(tuple(self._running))
             yield
         finally:
             self._book()
-            del self._steps[depth:]
-            self.listener(tuple(self._steps))
+            del self._running[depth:]
+            self.listener(tuple(self._running))
 
     def _default_pairs(self) -> tuple[str, ...]:
         """Return the pairs of the enclosing phase, or else the pair that was added last.
 
         Before the first pair, this is a pair without a name.
         """
-        if self._steps:
-            return self._steps[-1].pairs
+        if self._running:
+            return self._running[-1].pairs
         if not self._spent_ns:
             return ("",)
         return (next(reversed(self._spent_ns)),)
@@ -153,8 +155,8 @@ class Timeline:
     def turn_to(self, phase: Phase) -> None:
         """End the innermost phase, and begin another one for the same pairs."""
         now_ns = self._book()
-        self._steps[-1] = replace(self._steps[-1], phase=phase, began_ns=now_ns)
-        self.listener(tuple(self._steps))
+        self._running[-1] = replace(self._running[-1], phase=phase, began_ns=now_ns)
+        self.listener(tuple(self._running))
 
     def so_far(self) -> RunTime:
         """Return how the time was spent until now."""
@@ -173,11 +175,11 @@ class Timeline:
     def _book(self) -> int:
         """Add the time since the last change to the innermost phase, and return the time now."""
         now_ns = self.clock()
-        if self._steps:
-            step = self._steps[-1]
-            share_ns = (now_ns - self._booked_ns) / len(step.pairs)
-            for pair in step.pairs:
+        if self._running:
+            innermost = self._running[-1]
+            share_ns = (now_ns - self._booked_ns) / len(innermost.pairs)
+            for pair in innermost.pairs:
                 spent = self._spent_ns[pair]
-                spent[step.phase] = spent.get(step.phase, 0) + share_ns
+                spent[innermost.phase] = spent.get(innermost.phase, 0) + share_ns
         self._booked_ns = now_ns
         return now_ns

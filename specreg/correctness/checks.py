@@ -26,7 +26,7 @@ from specreg.load.token_client import complete, encode_prompts, score
 from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import Server
-from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_difference
+from specreg.stats.permutation import BEGINNINGS_TOKENS, SAMPLING_LEVEL, chance_of_difference
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 LOSSLESS = "lossless_frac"
@@ -232,7 +232,7 @@ def check_sampling(running: RunningCase) -> Verdict:
     # Bonferroni's bound: the smallest p-value is multiplied by how many p-values there are.
     bound = min(chances) * len(chances)
     chance = min(1.0, bound)
-    if chance >= LEVEL:
+    if chance >= SAMPLING_LEVEL:
         return Verdict(case_id=case.id, metric=SAMPLING, outcome=Outcome.PASS, value=chance)
     reason = Reason.of("draws_differ", draws=_DRAWS, prompts=len(texts), chance=chance)
     return Verdict(

@@ -17,7 +17,7 @@ from pathlib import Path
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, ModelError
 from specreg.core.processes import child_process, new_temporary
-from specreg.engines.pytorch.question import OracleAnswer, Question, Text
+from specreg.engines.pytorch.question import OracleAnswer, Question, TokenizedText
 from specreg.engines.pytorch.speculation import propose, propose_padded
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import AnswerSettings, Endpoint, Transcript
@@ -63,7 +63,7 @@ DraftsAt = Callable[[int], tuple[int, int]]
 and how many of these drafts are equal to the text that follows, which are the accepted ones."""
 
 
-def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
+def walk(drafts_at: DraftsAt, text: TokenizedText, width: int) -> StepCounts:
     """Count the steps of an answer.
 
     The prefill emits the first token. Each step emits its accepted drafts and one more token. A
@@ -156,7 +156,7 @@ def walk_answers(
     tails = complete(endpoint, answered_texts, requests, in_flight=case.in_flight)
     texts = []
     for answer, answered_text, tail in zip(answers, answered_texts, tails, strict=True):
-        text = Text(
+        text = TokenizedText(
             ids=(*answered_text, *tail.output),
             prompt_tokens=len(answer.prompt),
             output_tokens=len(answer.output),
@@ -190,7 +190,7 @@ def walk_answers(
         # vLLM's model runner V2 pads each step to k drafts, and counts the padding as drafts.
         look_up = propose_padded
 
-    def steps_of(text: Text, accepted: Sequence[int]) -> StepCounts:
+    def steps_of(text: TokenizedText, accepted: Sequence[int]) -> StepCounts:
         """Count the steps of an answer, given the accepted drafts at each token of its text."""
         if spec.method == "ngram":
             drafts_at = functools.partial(drafts_of_lookup, look_up, text.ids, spec.draft_tokens)

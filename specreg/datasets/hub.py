@@ -11,7 +11,7 @@ from typing import Any
 
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError, SpecregError, UnfetchedModelError
-from specreg.datasets.hub_fetch import code_of, has_all_weights, words_of
+from specreg.datasets.hub_fetch import code_of, has_all_weights, message_of
 
 DISK_REMEDY = "make room there or repair its rights, or name another folder with HF_HUB_CACHE"
 """What to do if files can't be written to the hub's cache."""
@@ -201,4 +201,4 @@ def _hub(kind: type[SpecregError], subject: str, alternative: str) -> Iterator[A
         remedy = f"run again where the hub can be reached, or {alternative}"
         if code_of(error) == "disk":
             remedy = DISK_REMEDY
-        raise kind(f"{subject}: {words_of(error)}; {remedy}") from error
+        raise kind(f"{subject}: {message_of(error)}; {remedy}") from error

@@ -141,7 +141,7 @@ def _error_of_disk(error: Exception) -> OSError | None:
     return None
 
 
-def words_of(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return the message of an error as a line. An error of the disk ends with the file's name."""
     of_disk = _error_of_disk(error)
     if of_disk is not None and code_of(error) == "disk":
@@ -161,7 +161,7 @@ def _fail(hub: Any, model: str, error: Exception) -> NoReturn:  # noqa: ANN401
     failure = {
         "model": model,
         "code": code_of(error),
-        "words": words_of(error),
+        "words": message_of(error),
         "has_token": hub.get_token() is not None,
     }
     _write({"failure": failure})

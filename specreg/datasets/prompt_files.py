@@ -69,7 +69,7 @@ class TextPart(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"}):
+class DatasetMessage(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"}):
     """A message of a chat: `role` and `content`, or ShareGPT's `from` and `value`.
 
     Only the user's messages are replayed, so any other message may have any content. An agent's
@@ -155,8 +155,8 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | tuple[str, ...] | None = None
     question: str | None = None
     text: str | None = None
-    messages: tuple[Message, ...] | None = None
-    conversations: tuple[Message, ...] | None = None
+    messages: tuple[DatasetMessage, ...] | None = None
+    conversations: tuple[DatasetMessage, ...] | None = None
 
     def prompt_of(self, number: int, prompt_set: PromptSet) -> Prompt | None:
         """Convert the row to a prompt.

@@ -10,7 +10,7 @@ import msgspec
 
 from specreg.core.errors import UnsupportedError, check_name
 from specreg.core.files import UNREADABLE
-from specreg.core.http import Name
+from specreg.core.http import ShortText
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import METHODS, Setting, Spelling
 from specreg.engines.serve_command import ServeCommand
@@ -148,13 +148,13 @@ Fetch = Callable[[str, str], bytes]
 class ServerVersion(msgspec.Struct, frozen=True):
     """The answer of a server at `Engine.version_path`."""
 
-    version: Name
+    version: ShortText
 
 
 class _Model(msgspec.Struct, frozen=True):
-    id: Name
-    owned_by: Name = ""
-    root: Name | None = None
+    id: ShortText
+    owned_by: ShortText = ""
+    root: ShortText | None = None
 
 
 class _Models(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ MAX_DRAFT_TOKENS = 128
 """The largest number of tokens drafted per step: vLLM's sampler has room for no more."""
 DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_DRAFT_TOKENS)]
 IMAGE_NAME = re.compile(r"[A-Za-z0-9./][\w./:@+-]{0,383}")
-Image = Annotated[str, msgspec.Meta(pattern=f"^({IMAGE_NAME.pattern})?$")]
+ImageName = Annotated[str, msgspec.Meta(pattern=f"^({IMAGE_NAME.pattern})?$")]
 """A container image as `docker run` takes it, or for apptainer the path of a file."""
 USUAL_DRAFT_TOKENS = 3
 """The number of tokens drafted per step unless a table has another one. It isn't part of ids."""
@@ -169,7 +169,7 @@ class ServerSpec(ServerSettings):
     # like the engine's version.
     gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
     model_runner: ModelRunner | None = None
-    image: Image = ""
+    image: ImageName = ""
     engine: str
     method: str
     models: str

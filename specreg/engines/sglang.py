@@ -17,7 +17,7 @@ from specreg.acceptance.record import Copies, Counters, Source
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import AttachError, UnsupportedError
 from specreg.core.files import UNREADABLE
-from specreg.core.http import Count, Name
+from specreg.core.http import Count, ShortText
 from specreg.core.readable import readable_line
 from specreg.engines.engine import (
     CUDA_COMPILER,
@@ -67,7 +67,7 @@ _GENERATE = "/generate"
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
-    type: Name
+    type: ShortText
 
 
 class _MetaInfo(SpecTokensDetails, frozen=True):

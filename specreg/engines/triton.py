@@ -23,7 +23,7 @@ import msgspec
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import AttachError, UnsupportedError
 from specreg.core.files import UNREADABLE
-from specreg.core.http import Count, Name
+from specreg.core.http import Count, ShortText
 from specreg.engines import vllm
 from specreg.engines.engine import Engine, Fetch, Identity, Requirement, ServerVersion, Site
 from specreg.engines.launch_facts import LaunchFacts
@@ -46,7 +46,7 @@ _NOT_YET = {None, "", "None", "null"}
 class _Event(Event, frozen=True, kw_only=True):
     text_output: str = ""
     num_output_tokens: Count = 0
-    finish_reason: Name | None = None
+    finish_reason: ShortText | None = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -120,16 +120,16 @@ instance_group [ {{ count: 1 kind: KIND_MODEL }} ]
 
 
 class _Model(msgspec.Struct, frozen=True):
-    name: Name
-    state: Name = ""
+    name: ShortText
+    state: ShortText = ""
 
 
 class _ModelConfig(msgspec.Struct, frozen=True):
-    backend: Name = ""
+    backend: ShortText = ""
 
 
 class _Server(ServerVersion, frozen=True):
-    name: Name = ""
+    name: ShortText = ""
 
 
 class Triton(Engine):

@@ -20,7 +20,7 @@ from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.address import Address
 from specreg.core.errors import InvalidMeasurementError, ServerAnswerError
 from specreg.core.files import UNREADABLE
-from specreg.core.http import MAX_BYTES, Count, Histogram, Name
+from specreg.core.http import MAX_ANSWER_BYTES, Count, Histogram, ShortText
 from specreg.core.server_words import (
     describe_error,
     describe_error_value,
@@ -293,7 +293,7 @@ class _Choice(msgspec.Struct, frozen=True):
     delta: dict[str, object] | None = None
     text: str | None = None
     token_ids: list[int] | None = None
-    finish_reason: Name | None = None
+    finish_reason: ShortText | None = None
 
 
 class _Usage(msgspec.Struct, frozen=True, gc=False):
@@ -818,7 +818,7 @@ def unreadable(fault: str, answer: bytes) -> InvalidMeasurementError:
     return InvalidMeasurementError("ANSWER_UNREADABLE", fault=f"{fault}, in: {quote(answer)}")
 
 
-DONE = b"[DONE]"
+DONE_EVENT = b"[DONE]"
 _PREFIX = b"data:"
 _COMMENT = b":"
 _OTHER_FIELDS = (b"id:", b"retry:")
@@ -854,7 +854,7 @@ class EventSplitter:
 
         Raises:
             InvalidMeasurementError: `EVENT_UNREADABLE`, a line or an object doesn't end within
-                `MAX_BYTES`.
+                `MAX_ANSWER_BYTES`.
             ServerAnswerError: The server calls an event an error.
         """
         self._begun += piece
@@ -862,8 +862,8 @@ class EventSplitter:
         # Without this condition, the whole of a long line would be searched after each piece.
         if b"\n" in piece:
             *lines, self._begun = self._begun.split(b"\n")
-        if len(self._begun) + len(self._held) > MAX_BYTES:
-            fault = f"a line has no end after {MAX_BYTES} bytes; is this a stream of events?"
+        if len(self._begun) + len(self._held) > MAX_ANSWER_BYTES:
+            fault = f"a line has no end after {MAX_ANSWER_BYTES} bytes; is this a stream of events?"
             raise InvalidMeasurementError("EVENT_UNREADABLE", fault=fault)
         for line in lines:
             if line.startswith(_PREFIX):
@@ -900,7 +900,7 @@ class EventSplitter:
         if self._is_error:
             raise _error_event(data)
         # A comment before further events only kept the connection alive.
-        if self._comments and data != DONE:
+        if self._comments and data != DONE_EVENT:
             self._comments.clear()
 
     def _take_other_line(self, line: bytes) -> bytes:

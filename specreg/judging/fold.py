@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specreg.judging.spread import Bools, Floats, Ints, Spread, nights_to_keep, quantiles
+from specreg.judging.spread import Bools, Floats, Ints, SpreadEstimator, nights_to_keep, quantiles
 
 NIGHT_LEVEL = 0.01
 """The probability per night that chance alone shows a loss in any figure."""
@@ -127,6 +127,68 @@ class _Mean:
     nights: Floats
 
 
+@dataclass(slots=True, kw_only=True)
+class _Rows:
+    """The nights that are compared with each other: a row for each, and a column for each figure.
+
+    Attributes:
+        numbers: the number of each night, from 0.
+        levels: as in `Night`.
+        clipped: the levels, limited because no single night moves a level far.
+        launches: as in `Night`.
+        planned: as in `Night`.
+        unshared_variances: as in `Night`.
+        stands: whether a night may be a part of the level of a figure.
+    """
+
+    numbers: Ints
+    levels: Floats
+    clipped: Floats
+    launches: Floats
+    planned: Floats
+    unshared_variances: Floats
+    stands: Bools
+
+    @classmethod
+    def none(cls, figures: int) -> "_Rows":
+        """Return no nights of so many figures."""
+        no_night = np.empty((0, figures))
+        return cls(
+            numbers=np.empty(0, np.intp),
+            levels=no_night,
+            clipped=no_night,
+            launches=no_night,
+            planned=no_night,
+            unshared_variances=no_night,
+            stands=np.empty((0, figures), bool),
+        )
+
+    @property
+    def ranks(self) -> Ints:
+        """How many nights that stand came before each one that does."""
+        return np.asarray(np.cumsum(self.stands, axis=0) - 1)
+
+    def level_nights(self) -> Bools:
+        """Return the nights that later ones are compared with: the first ones that stand."""
+        return np.asarray(self.stands & (self.ranks < LEVEL_NIGHTS))
+
+    def last_nights(self) -> Bools:
+        """Return the nights among which a change of each figure may begin: its last ones."""
+        is_measured = np.isfinite(self.levels)
+        return np.asarray(is_measured & (_sums_from(is_measured) <= LEVEL_NIGHTS))
+
+    def append(self, night: "_Rows") -> None:
+        """Add a night, whose arrays have no rows but only columns."""
+        for name in self.__slots__:
+            rows = [getattr(self, name), getattr(night, name)[np.newaxis]]
+            setattr(self, name, np.concatenate(rows))
+
+    def keep(self, is_needed: Bools) -> None:
+        """Keep only the nights that are needed."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name)[is_needed])
+
+
 class Fold:
     """The state of figures after the nights so far.
 
@@ -148,7 +210,7 @@ class Fold:
 
     def __init__(  # noqa: PLR0913 - what a fold depends on
         self,
-        spread: Spread,
+        spread: SpreadEstimator,
         tolerances_frac: Floats,
         *,
         decides: Bools | None = None,
@@ -166,15 +228,8 @@ class Fold:
         self._level_of_all = level
         self._level = level / fewest_decisions
         self._seen = np.zeros(figures, bool)
-        # The nights that are compared with each other, by number, with what each measured.
         self._count = 0
-        self._numbers = np.empty(0, np.intp)
-        self._levels = np.empty((0, figures))
-        self._clipped = np.empty((0, figures))
-        self._launches = np.empty((0, figures))
-        self._planned = np.empty((0, figures))
-        self._unshared_variances = np.empty((0, figures))
-        self._stands = np.empty((0, figures), bool)
+        self._rows = _Rows.none(figures)
         self._forgotten = np.zeros(figures, np.intp)
         self._kept_nights = np.zeros(figures)
         self.state = np.full(figures, USUAL)
@@ -190,7 +245,7 @@ class Fold:
     @property
     def nights(self) -> Ints:
         """How many nights of each figure before the last one stand, besides the first one."""
-        return np.asarray(np.maximum(self._forgotten + self._stands[:-1].sum(axis=0) - 1, 0))
+        return np.asarray(np.maximum(self._forgotten + self._rows.stands[:-1].sum(axis=0) - 1, 0))
 
     @property
     def level_nights(self) -> Ints:
@@ -206,13 +261,15 @@ class Fold:
         self, levels: Floats, launches: Floats, unshared_variance: Floats | float = 0.0
     ) -> Change:
         """Return how levels differ from those of the nights so far; see `Night`."""
-        return self._change(levels, launches, unshared_variance, self._mean(self._level_rows()))
+        return self._change(
+            levels, launches, unshared_variance, self._mean(self._rows.level_nights())
+        )
 
     def size_of_change(self) -> Floats:
         """Return the size of the open loss or gain of each figure; NaN without one."""
-        numbers = self._numbers[:, np.newaxis]
-        changed = ~self.is_usual & (numbers >= self.since) & np.isfinite(self._levels)
-        levels = np.where(changed, self._levels, 0.0)
+        numbers = self._rows.numbers[:, np.newaxis]
+        changed = ~self.is_usual & (numbers >= self.since) & np.isfinite(self._rows.levels)
+        levels = np.where(changed, self._rows.levels, 0.0)
         mean = levels.sum(axis=0) / _or_unknown(changed.sum(axis=0))
         return np.asarray(mean - self.level_before)
 
@@ -243,35 +300,33 @@ class Fold:
         reach = _MOST_SPREADS * self.tonight.error
         excess = self.tonight.estimate - np.clip(self.tonight.estimate, -reach, reach)
         clipped = np.where(np.isfinite(excess), night.levels - excess, night.levels)
-        self._numbers = np.append(self._numbers, self._count)
+        row = _Rows(
+            numbers=np.array(self._count),
+            levels=night.levels,
+            clipped=clipped,
+            launches=night.launches,
+            planned=night.planned,
+            unshared_variances=np.broadcast_to(night.unshared_variance, night.levels.shape),
+            # A night of an open loss or gain never becomes a part of the level.
+            stands=np.isfinite(night.levels) & self.is_usual,
+        )
+        self._rows.append(row)
         self._count += 1
-        self._levels = np.vstack([self._levels, night.levels])
-        self._clipped = np.vstack([self._clipped, clipped])
-        self._launches = np.vstack([self._launches, night.launches])
-        self._planned = np.vstack([self._planned, night.planned])
-        unshared_variance = np.broadcast_to(night.unshared_variance, night.levels.shape)
-        self._unshared_variances = np.vstack([self._unshared_variances, unshared_variance])
-        # A night of an open loss or gain never becomes a part of the level.
-        self._stands = np.vstack([self._stands, np.isfinite(night.levels) & self.is_usual])
-
-    def _level_rows(self) -> Bools:
-        """Return the nights that later ones are compared with: the first ones that stand."""
-        return np.asarray(self._stands & (np.cumsum(self._stands, axis=0) <= LEVEL_NIGHTS))
 
     def _kept_rows(self) -> Bools:
         """Return the first night, and those after it that are proven to keep the tolerance."""
-        ranks = np.cumsum(self._stands, axis=0) - 1
-        return np.asarray(self._stands & (ranks <= self._kept_nights))
+        return np.asarray(self._rows.stands & (self._rows.ranks <= self._kept_nights))
 
     def _variances(self) -> Floats:
         """Return the variance of each night."""
-        least = NIGHT_SHARE * self.spread.of(self._planned)
-        return np.maximum(self.spread.of(self._launches), least) + self._unshared_variances
+        least = NIGHT_SHARE * self.spread.of(self._rows.planned)
+        of_launches = self.spread.of(self._rows.launches)
+        return np.maximum(of_launches, least) + self._rows.unshared_variances
 
     def _mean(self, rows: Bools) -> _Mean:
         weights = np.where(rows, 1 / self._variances(), 0.0)
         known = _or_unknown(weights.sum(axis=0))
-        levels = np.where(rows, self._clipped, 0.0)
+        levels = np.where(rows, self._rows.clipped, 0.0)
         return _Mean(
             value=(weights * levels).sum(axis=0) / known,
             variance=1 / known,
@@ -296,7 +351,7 @@ class Fold:
         self.state = np.where(opened, state, self.state)
         self.since = np.where(opened, since, self.since)
         self.level_before = np.where(opened, level_before, self.level_before)
-        self._stands &= ~(opened & (self._numbers[:, np.newaxis] >= since))
+        self._rows.stands &= ~(opened & (self._rows.numbers[:, np.newaxis] >= since))
 
     def _open_what_is_clear(self, night: Night, state: int, may_open: Bools) -> None:
         """Open the losses, or the gains, that tonight proves alone, also without one launch."""
@@ -316,7 +371,7 @@ class Fold:
         is_seen_twice = sign * without_extreme > self._tolerated
         opened = may_open & is_clear & is_proven & is_seen_twice
         tonight = np.full(figures, self._count - 1)
-        self._open(opened, state, tonight, self._levels[-1] - self.tonight.estimate)
+        self._open(opened, state, tonight, self._rows.levels[-1] - self.tonight.estimate)
 
     def _open_what_lasts(self) -> None:
         """Open the losses and the gains that the last nights prove together.
@@ -324,22 +379,23 @@ class Fold:
         The nights from each night on are compared with all nights before it, and with the first
         half of these, against which a slow loss shows. The clearest comparison counts.
         """
+        rows = self._rows
         variances = self._variances()
-        weights = np.where(self._stands, 1 / variances, 0.0)
-        levels = np.where(self._stands, self._levels, 0.0)
-        is_level = self._level_rows()
+        weights = np.where(rows.stands, 1 / variances, 0.0)
+        levels = np.where(rows.stands, rows.levels, 0.0)
+        is_level = rows.level_nights()
         level_weights = _sums_before(np.where(is_level, weights, 0.0))
-        level_sums = _sums_before(np.where(is_level, weights * self._clipped, 0.0))
+        level_sums = _sums_before(np.where(is_level, weights * rows.clipped, 0.0))
         level_nights = _sums_before(is_level)
 
         # Each comparison is a row: of the nights from `firsts` on with those before `ends`.
         pairs = self._compared_nights()
         if not pairs:
             return
-        firsts, ends = np.searchsorted(self._numbers, pairs).T
+        firsts, ends = np.searchsorted(rows.numbers, pairs).T
         after_weights = _or_unknown(_sums_from(weights)[firsts])
-        after_nights = _sums_from(self._stands)[firsts]
-        in_window = self._last_nights() & (_sums_from(self._stands) > 1)
+        after_nights = _sums_from(rows.stands)[firsts]
+        in_window = rows.last_nights() & (_sums_from(rows.stands) > 1)
         known = _or_unknown(level_weights[ends])
         before = level_sums[ends] / known
         change = _sums_from(weights * levels)[firsts] / after_weights - before
@@ -351,16 +407,14 @@ class Fold:
             sign = 1 if state == GAINED else -1
             size = sign * change
             # Tonight has to be nearer to the new level than to the old one.
-            lasts = self._stands[-1] & (sign * (levels[-1] - before) > size / 2)
+            lasts = rows.stands[-1] & (sign * (levels[-1] - before) > size / 2)
             is_large = (size > self._least) & (size > proof) & in_window[firsts]
             clearness = np.where(self.is_usual & lasts & is_large, size / proof, 0.0)
             # Few comparisons come so far. They must hold without what a single night is far off by.
             for row in np.flatnonzero(clearness.any(axis=1)):
                 columns = np.flatnonzero(clearness[row])
                 nights = np.ix_(np.arange(firsts[row], len(levels)), columns)
-                limited = _near_middle(
-                    levels[nights], self._stands[nights], variances[nights], sign
-                )
+                limited = _near_middle(levels[nights], rows.stands[nights], variances[nights], sign)
                 mean = (weights[nights] * limited).sum(axis=0) / after_weights[row, columns]
                 is_proven = sign * (mean - before[row, columns]) > proof[row, columns]
                 clearness[row, columns[~is_proven]] = 0.0
@@ -368,14 +422,14 @@ class Fold:
             clearest = clearness.argmax(axis=0)
             figures = np.arange(len(self.state))
             opened = clearness[clearest, figures] > 0
-            self._open(opened, state, self._numbers[firsts[clearest]], before[clearest, figures])
+            self._open(opened, state, rows.numbers[firsts[clearest]], before[clearest, figures])
 
     def _compared_nights(self) -> list[tuple[int, int]]:
         """Return the first nights of what may last, each with the end of the nights before it."""
-        is_measured_tonight = np.isfinite(self._levels[-1])
-        is_first = (self._last_nights() & is_measured_tonight).any(axis=1)
+        is_measured_tonight = np.isfinite(self._rows.levels[-1])
+        is_first = (self._rows.last_nights() & is_measured_tonight).any(axis=1)
         pairs = []
-        for first in map(int, self._numbers[:-1][is_first[:-1]]):
+        for first in map(int, self._rows.numbers[:-1][is_first[:-1]]):
             if first == 0:
                 continue
             pairs.append((first, first))
@@ -384,36 +438,32 @@ class Fold:
                 pairs.append((first, half))
         return pairs
 
-    def _last_nights(self) -> Bools:
-        """Return the nights among which a change of each figure may begin: its last ones."""
-        is_measured = np.isfinite(self._levels)
-        return np.asarray(is_measured & (_sums_from(is_measured) <= LEVEL_NIGHTS))
-
     def _close_what_is_over(self) -> None:
         """Close the losses and gains of which nights prove that they are over."""
         needed = quantiles(OVER_LEVEL, self.spread.freedom)
         variances = self._variances()
         for figure in np.flatnonzero(~self.is_usual):
-            since = int(np.searchsorted(self._numbers, self.since[figure]))
+            since = int(np.searchsorted(self._rows.numbers, self.since[figure]))
             # Turn a gain into a loss, so that both are over when the figure has risen again.
             sign = -self.state[figure]
             first = _first_night_over(
-                sign * (self._levels[since:, figure] - self.level_before[figure]),
+                sign * (self._rows.levels[since:, figure] - self.level_before[figure]),
                 variances[since:, figure],
                 float(needed[figure]),
             )
             if first is not None:
-                self._stands[since + first :, figure] = np.isfinite(
-                    self._levels[since + first :, figure]
+                self._rows.stands[since + first :, figure] = np.isfinite(
+                    self._rows.levels[since + first :, figure]
                 )
                 self.state[figure] = USUAL
                 self.since[figure] = -1
 
     def _restart(self, restarts: Bools) -> None:
         """Start the level of some figures anew with the last night."""
-        self._stands[:, restarts] = False
-        self._stands[-1, restarts] = np.isfinite(self._levels[-1, restarts])
-        self._clipped[-1, restarts] = self._levels[-1, restarts]
+        rows = self._rows
+        rows.stands[:, restarts] = False
+        rows.stands[-1, restarts] = np.isfinite(rows.levels[-1, restarts])
+        rows.clipped[-1, restarts] = rows.levels[-1, restarts]
         self._forgotten[restarts] = 0
         self._kept_nights[restarts] = 0
         self.state = np.where(restarts, USUAL, self.state)
@@ -425,10 +475,9 @@ class Fold:
         If nights joined one by one, those that are good by luck would raise the level. And if
         undecided nights joined, a loss on the first nights would become the level.
         """
-        is_level = self._level_rows()
-        ranks = np.cumsum(self._stands, axis=0) - 1
-        first = self._mean(is_level & (ranks == 0))
-        later = self._mean(is_level & (ranks > 0))
+        is_level = self._rows.level_nights()
+        first = self._mean(is_level & (self._rows.ranks == 0))
+        later = self._mean(is_level & (self._rows.ranks > 0))
         error = np.sqrt(first.variance + later.variance)
         change = Change(
             estimate=later.value - first.value, error=error, freedom=self.spread.freedom
@@ -441,16 +490,10 @@ class Fold:
         """Forget the nights that no later one is compared with, so that a long history is fast."""
         open_since = self.since[~self.is_usual]
         oldest = min([self._count - 1, *open_since])
-        compared = self._level_rows() | self._last_nights()
-        is_needed = (self._numbers >= oldest) | compared.any(axis=1)
-        self._forgotten += self._stands[~is_needed].sum(axis=0)
-        self._numbers = self._numbers[is_needed]
-        self._levels = self._levels[is_needed]
-        self._clipped = self._clipped[is_needed]
-        self._launches = self._launches[is_needed]
-        self._planned = self._planned[is_needed]
-        self._unshared_variances = self._unshared_variances[is_needed]
-        self._stands = self._stands[is_needed]
+        compared = self._rows.level_nights() | self._rows.last_nights()
+        is_needed = (self._rows.numbers >= oldest) | compared.any(axis=1)
+        self._forgotten += self._rows.stands[~is_needed].sum(axis=0)
+        self._rows.keep(is_needed)
 
 
 def _or_unknown(weights: Floats | Ints) -> Floats:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specreg.judging.fold import GAINED, LOST, USUAL, Fold, Night
-from specreg.judging.spread import Bools, Floats, Ints, Spread, quantiles
+from specreg.judging.spread import Bools, Floats, Ints, SpreadEstimator, quantiles
 
 FEWEST_CASES = 5
 """The fewest cases whose median shows what they have in common."""
@@ -150,7 +150,7 @@ class Wandering:
         self, metrics: int, prior_frac: float, tolerances_frac: Floats, two_sided: Bools
     ) -> None:
         groups = [np.array([row]) for row in range(metrics)]
-        self.fold = Fold(Spread(groups, prior_frac, 0.0), tolerances_frac)
+        self.fold = Fold(SpreadEstimator(groups, prior_frac, 0.0), tolerances_frac)
         self._prior = prior_frac**2
         self._two_sided = two_sided
         self._tolerated = -np.log1p(-tolerances_frac)

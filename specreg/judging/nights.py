@@ -9,7 +9,7 @@ from specreg.judging.fold import LOST, NIGHT_LEVEL, Change, Fold, Night
 from specreg.judging.machine import FEWEST_CASES, Common, Groups, Wandering
 from specreg.judging.rules import Evidence
 from specreg.judging.samples import Figure
-from specreg.judging.spread import Bools, Floats, Ints, Spread
+from specreg.judging.spread import Bools, Floats, Ints, SpreadEstimator
 
 PASS_LEVEL = 0.004
 """The probability that a figure passes although it lost as much as is tolerated."""
@@ -81,7 +81,7 @@ class MachineNights:
         self._shows_common = has_controls or most_cases >= FEWEST_CASES
         own_frac = prior.own_frac if self._shows_common else prior.night_frac
         self.cases = Fold(
-            Spread(groups.by_metric, own_frac, prior.launch_frac),
+            SpreadEstimator(groups.by_metric, own_frac, prior.launch_frac),
             tolerances_frac,
             decides=np.array([figure.decides for figure in figures], bool),
             fewest_decisions=_FEWEST_DECISIONS,
@@ -90,7 +90,7 @@ class MachineNights:
         )
         pairs = len(groups.by_engine)
         self.engines = Fold(
-            Spread(groups.metrics_of_engines, prior.own_frac, 0.0),
+            SpreadEstimator(groups.metrics_of_engines, prior.own_frac, 0.0),
             tolerances_frac[[members[0] for members in groups.by_engine]],
             level=level,
         )

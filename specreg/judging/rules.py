@@ -7,7 +7,7 @@ from enum import StrEnum
 from specreg.judging.fold import GAINED, LOST
 
 
-class Finding(StrEnum):
+class NightFinding(StrEnum):
     """What the nights say about a figure tonight."""
 
     NOT_RECORDED = "not recorded"
@@ -70,40 +70,40 @@ class Evidence:
     nights: int
 
 
-def finding_of(evidence: Evidence) -> Finding:
+def finding_of(evidence: Evidence) -> NightFinding:
     """Return the finding of the first rule that has one."""
     findings = (rule(evidence) for rule in RULES)
-    return next((finding for finding in findings if finding is not None), Finding.UNDECIDED)
+    return next((finding for finding in findings if finding is not None), NightFinding.UNDECIDED)
 
 
-def _not_recorded(evidence: Evidence) -> Finding | None:
-    return Finding.NOT_RECORDED if math.isnan(evidence.own) else None
+def _not_recorded(evidence: Evidence) -> NightFinding | None:
+    return NightFinding.NOT_RECORDED if math.isnan(evidence.own) else None
 
 
-def _lost(evidence: Evidence) -> Finding | None:
+def _lost(evidence: Evidence) -> NightFinding | None:
     is_lost = evidence.state == LOST or (evidence.two_sided and evidence.state == GAINED)
-    return Finding.LOST if is_lost else None
+    return NightFinding.LOST if is_lost else None
 
 
-def _engine_lost(evidence: Evidence) -> Finding | None:
-    return Finding.ENGINE_LOST if evidence.engine_since >= 0 else None
+def _engine_lost(evidence: Evidence) -> NightFinding | None:
+    return NightFinding.ENGINE_LOST if evidence.engine_since >= 0 else None
 
 
-def _machine_slow(evidence: Evidence) -> Finding | None:
-    return Finding.MACHINE_SLOW if evidence.is_machine_too_slow else None
+def _machine_slow(evidence: Evidence) -> NightFinding | None:
+    return NightFinding.MACHINE_SLOW if evidence.is_machine_too_slow else None
 
 
-def _kept(evidence: Evidence) -> Finding | None:
+def _kept(evidence: Evidence) -> NightFinding | None:
     """Pass a figure only if what was subtracted from its change is within the tolerance too."""
     changes = (evidence.lowest, evidence.shared, evidence.own + evidence.shared)
     if min(changes) <= -evidence.tolerated:
         return None
     if evidence.two_sided:
         changes = (evidence.highest, evidence.shared, evidence.own + evidence.shared)
-        return Finding.KEPT if max(changes) < evidence.tolerated else None
+        return NightFinding.KEPT if max(changes) < evidence.tolerated else None
     if evidence.state == GAINED or evidence.lowest > evidence.tolerated:
-        return Finding.GAINED
-    return Finding.KEPT
+        return NightFinding.GAINED
+    return NightFinding.KEPT
 
 
 RULES = (_not_recorded, _lost, _engine_lost, _machine_slow, _kept)

@@ -9,7 +9,7 @@ import numpy as np
 
 from specreg.judging.fold import Night
 
-Software = tuple[tuple[str, str], ...]
+SoftwareItems = tuple[tuple[str, str], ...]
 """The parts of what a server runs with, each with its version or checksum."""
 
 
@@ -40,7 +40,7 @@ class Sample:
     began_s: float
     logs: tuple[float, ...]
     planned: int = 1
-    software: Software = ()
+    software: SoftwareItems = ()
     starts_level: bool = False
     control_logs: tuple[float, ...] = ()
     two_sided: bool = False
@@ -70,7 +70,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class NightTable:
     """The nights of one machine, in the order in which they began.
 
     Attributes:
@@ -83,10 +83,10 @@ class Table:
     figures: Sequence[Figure]
     began_s: Sequence[float]
     nights: Sequence[Night]
-    software: Sequence[Mapping[str, Software]]
+    software: Sequence[Mapping[str, SoftwareItems]]
 
 
-def table_of(samples: Iterable[Sample], further: Iterable[Figure] = ()) -> Table:
+def table_of(samples: Iterable[Sample], further: Iterable[Figure] = ()) -> NightTable:
     """Return the table of a machine.
 
     Args:
@@ -103,7 +103,7 @@ def table_of(samples: Iterable[Sample], further: Iterable[Figure] = ()) -> Table
     for sample in samples:
         by_night.setdefault(sample.began_s, []).append(sample)
     began_s = sorted(by_night)
-    return Table(
+    return NightTable(
         figures=figures,
         began_s=began_s,
         nights=[night_of(by_night[began], figures) for began in began_s],
@@ -111,7 +111,7 @@ def table_of(samples: Iterable[Sample], further: Iterable[Figure] = ()) -> Table
     )
 
 
-def software_of(samples: Iterable[Sample]) -> Mapping[str, Software]:
+def software_of(samples: Iterable[Sample]) -> Mapping[str, SoftwareItems]:
     """Return the software of each case on a night."""
     return {sample.case: sample.software for sample in samples}
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from specreg.judging.fold import NIGHT_LEVEL, Night
 from specreg.judging.nights import CPU, GPU, MachineNights, Prior
-from specreg.judging.rules import Finding, finding_of
+from specreg.judging.rules import NightFinding, finding_of
 from specreg.judging.samples import Figure
 from specreg.judging.spread import Bools, Floats
 
-SPEEDS = 5
+SPEEDS_PER_CASE = 5
 """How many speeds of a case are judged independently."""
 TOLERANCE_FRAC = 0.05
 _SHARED = 2 / 3
@@ -32,8 +32,8 @@ _FURTHER_LAUNCHES = 3
 _T_FREEDOM = 3
 FIRST_SEED = 500_000
 """The thresholds were chosen on other seeds."""
-_RED = frozenset({Finding.LOST, Finding.ENGINE_LOST, Finding.MACHINE_SLOW})
-_NAMED = frozenset({Finding.LOST, Finding.ENGINE_LOST})
+_RED = frozenset({NightFinding.LOST, NightFinding.ENGINE_LOST, NightFinding.MACHINE_SLOW})
+_NAMED = frozenset({NightFinding.LOST, NightFinding.ENGINE_LOST})
 _TITLE = 62
 _SHARE = 40
 """The widths of the table's columns."""
@@ -92,7 +92,7 @@ class Scenario:
     heavy_tails: bool = False
     wanders: float = 0.0
     cases: tuple[int, ...] = (24,)
-    speeds: int = SPEEDS
+    speeds: int = SPEEDS_PER_CASE
     nights: int = 20
     skipped: int = 0
     planted: tuple[Planted, ...] = ()
@@ -101,7 +101,7 @@ class Scenario:
 
 
 @dataclass(slots=True)
-class Counts:
+class ScenarioCounts:
     """How the nights of a scenario were judged, over all series.
 
     Attributes:
@@ -259,7 +259,7 @@ def judged_nights(
         yield night, machine, nights
 
 
-def simulate(scenario: Scenario, series: int, seed: int = FIRST_SEED) -> Counts:
+def simulate(scenario: Scenario, series: int, seed: int = FIRST_SEED) -> ScenarioCounts:
     """Judge several series of a scenario, and count.
 
     Args:
@@ -267,13 +267,13 @@ def simulate(scenario: Scenario, series: int, seed: int = FIRST_SEED) -> Counts:
         series: how many series there are.
         seed: the seed of the first of them. Each one has the next seed.
     """
-    counts = Counts(series=series)
+    counts = ScenarioCounts(series=series)
     for number in range(series):
         _count_series(counts, scenario, seed + number)
     return counts
 
 
-def _count_series(counts: Counts, scenario: Scenario, seed: int) -> None:
+def _count_series(counts: ScenarioCounts, scenario: Scenario, seed: int) -> None:
     found: dict[int, int] = {}
     lost_cases: set[int] = set()
     mended_on: dict[int, int] = {}
@@ -285,15 +285,15 @@ def _count_series(counts: Counts, scenario: Scenario, seed: int) -> None:
         findings = [finding_of(row) for row in evidence]
         lost = machine.lost(night)
         nights_lost += bool(lost.any())
-        is_machine = any(finding is Finding.MACHINE_SLOW for finding in findings)
+        is_machine = any(finding is NightFinding.MACHINE_SLOW for finding in findings)
         is_red = False
         for figure, finding in enumerate(findings):
-            undecidable = finding is Finding.UNDECIDED and not evidence[figure].needed_nights
+            undecidable = finding is NightFinding.UNDECIDED and not evidence[figure].needed_nights
             if lost[figure]:
                 lost_cases.add(figure)
                 mended_on.pop(figure, None)
                 counts.lost_figures += 1
-                counts.passed += finding in {Finding.KEPT, Finding.GAINED}
+                counts.passed += finding in {NightFinding.KEPT, NightFinding.GAINED}
                 if finding in _RED:
                     found.setdefault(figure, nights_lost)
                 if figure in found:
@@ -327,11 +327,11 @@ class Limit:
     """
 
     name: str
-    of: Callable[[Counts], float]
+    of: Callable[[ScenarioCounts], float]
     most_frac: float | None = None
     least_frac: float = 0.0
 
-    def is_kept(self, counts: Counts) -> bool:
+    def is_kept(self, counts: ScenarioCounts) -> bool:
         """Return whether the share is within the limit, or exceeds it by chance.
 
         The nights of a series aren't independent: an unlucky recording concerns all of them. So
@@ -384,8 +384,8 @@ MENDED = Limit(
     most_frac=0.01,
 )
 
-Row = tuple[Scenario, tuple[Limit, ...]]
-IDENTICAL: Sequence[Row] = tuple(
+LimitedScenario = tuple[Scenario, tuple[Limit, ...]]
+IDENTICAL: Sequence[LimitedScenario] = tuple(
     (scenario, (_red(),))
     for scenario in (
         Scenario(
@@ -428,7 +428,7 @@ IDENTICAL: Sequence[Row] = tuple(
     )
 )
 """Nothing is planted."""
-CHANGED: Sequence[Row] = (
+CHANGED: Sequence[LimitedScenario] = (
     (
         Scenario(
             name="10 of 16 cases, one engine of two, -10 % on nights 8 to 15",
@@ -548,10 +548,10 @@ CHANGED: Sequence[Row] = (
     ),
 )
 """A change is planted."""
-ROWS: Sequence[Row] = (*IDENTICAL, *CHANGED)
+ROWS: Sequence[LimitedScenario] = (*IDENTICAL, *CHANGED)
 
 
-def render(row: Row, counts: Counts) -> tuple[list[str], bool]:
+def render_scenario(row: LimitedScenario, counts: ScenarioCounts) -> tuple[list[str], bool]:
     """Render how a scenario was judged, and return whether all of its limits are kept."""
     scenario, limits = row
     lines = []
@@ -569,7 +569,7 @@ def render(row: Row, counts: Counts) -> tuple[list[str], bool]:
 
 
 def simulate_rows(
-    series: int, rows: Sequence[Row] = ROWS, seed: int = FIRST_SEED
+    series: int, rows: Sequence[LimitedScenario] = ROWS, seed: int = FIRST_SEED
 ) -> tuple[str, bool]:
     """Simulate all rows, in as many processes as there are CPUs.
 
@@ -588,13 +588,13 @@ def simulate_rows(
     lines = [f"{'simulated nights':{_TITLE}}{'share of':{_SHARE}}{'is':>8}{'reach':>10}"]
     is_kept = True
     for row, counts in zip(rows, all_counts, strict=True):
-        lines_of_row, row_is_kept = render(row, counts)
+        lines_of_row, row_is_kept = render_scenario(row, counts)
         lines += lines_of_row
         is_kept = is_kept and row_is_kept
     return "\n".join(lines), is_kept
 
 
-LEVELS = (0.1, 0.03, NIGHT_LEVEL, 0.001)
+FRONTIER_LEVELS = (0.1, 0.03, NIGHT_LEVEL, 0.001)
 """The levels of the frontier. Each is the probability of a false loss per night."""
 _FRONTIER_LOSSES = (-0.05, -0.1)
 _FIRST_LOST = 11
@@ -621,7 +621,7 @@ def simulate_frontier(series: int, seed: int = FIRST_SEED) -> str:
         series: how many series of each point are simulated.
         seed: the seed of the first series.
     """
-    points = [(level, shared_frac) for shared_frac in (_SHARED, 0.0) for level in LEVELS]
+    points = [(level, shared_frac) for shared_frac in (_SHARED, 0.0) for level in FRONTIER_LEVELS]
     scenarios = [
         _frontier_scenario(*point, change_frac)
         for point in points
@@ -646,7 +646,7 @@ def simulate_frontier(series: int, seed: int = FIRST_SEED) -> str:
     return "\n".join(lines)
 
 
-def _median_found(counts: Counts) -> str:
+def _median_found(counts: ScenarioCounts) -> str:
     """Return the night on which half of the losses are found: `night 4`."""
     found = sorted(night or math.inf for night in counts.found)
     middle = found[len(found) // 2] if found else math.inf

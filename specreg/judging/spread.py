@@ -47,7 +47,7 @@ MOST_NIGHTS = 100
 """The most nights that are worth waiting for. They last more than three months."""
 
 
-class Spread:
+class SpreadEstimator:
     """Estimates, night by night, how figures vary. It is a part of the fold's state.
 
     Nights are compared with the nights before them, so that a lasting change counts only once.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specreg.judging.nights import MachineNights, Prior
-from specreg.judging.rules import Evidence, Finding, finding_of
-from specreg.judging.samples import Figure, Sample, Software, night_of, software_of, table_of
+from specreg.judging.rules import Evidence, NightFinding, finding_of
+from specreg.judging.samples import Figure, Sample, SoftwareItems, night_of, software_of, table_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,12 @@ class SpeedVerdict:
     """
 
     figure: Figure
-    finding: Finding
+    finding: NightFinding
     evidence: Evidence
     level: float
     since_s: float | None = None
     lasted: int = 0
-    software: tuple[Software, Software] = ((), ())
+    software: tuple[SoftwareItems, SoftwareItems] = ((), ())
 
 
 class NightJudge:
@@ -122,8 +122,8 @@ def _first_night(evidence: Evidence) -> int:
 
 
 def _software_around(
-    software: Sequence[Mapping[str, Software]], case: str, night: int
-) -> tuple[Software, Software]:
+    software: Sequence[Mapping[str, SoftwareItems]], case: str, night: int
+) -> tuple[SoftwareItems, SoftwareItems]:
     """Return the software of a case before a night, and on it or on the first one after it."""
     before = [cases[case] for cases in software[:night] if case in cases]
     after = [cases[case] for cases in software[night:] if case in cases]

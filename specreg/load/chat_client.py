@@ -19,7 +19,14 @@ from specreg.core.server_words import quote, quote_answer
 from specreg.datasets.prompts import REPLIES, Prompt
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import ENGINES
-from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Message, ParseEvent
+from specreg.engines.wire_format import (
+    DONE_EVENT,
+    Ask,
+    Endpoint,
+    EventSplitter,
+    Message,
+    ParseEvent,
+)
 from specreg.load.answer import AnswerText
 from specreg.matrix.case import Case
 
@@ -382,7 +389,7 @@ class ChatClient:
                     at_ns = clock()
                     stream.heard_ns = at_ns
                     for event in splitter.feed(piece):
-                        if event != DONE:
+                        if event != DONE_EVENT:
                             parsed = parse_event(event)
                             stream.take(parsed, at_ns)
             except (httpx.HTTPError, aiohttp.ClientError) as failure:

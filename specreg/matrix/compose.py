@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from specreg.core.errors import MatrixError
-from specreg.matrix.containers import Container, Mount, Reading, convert, image_of, listed
+from specreg.matrix.containers import Container, Mount, Reading, convert_part, image_of, listed
 
 _VALUE = re.compile(r"\$\$|\$\{\w+:?-([^{}$]*)\}|\$(?:\{[^{}]*\}|\w+)?")
 """What Compose replaces. The first group is the default of a variable."""
@@ -51,7 +51,7 @@ def read_service(documents: Sequence[Any], name: str, place: Path) -> Container:
         MatrixError: It isn't there, or something in it isn't known.
     """
     table = _find_service(documents, name)
-    service: _Service = convert(table, _Service)
+    service: _Service = convert_part(table, _Service)
     reading = Reading(place, folder=_written(service.working_dir))
     reading.left_out += [key for key in table if key not in _READ_KEYS]
     for variable, value in _variables_of(service):

@@ -273,7 +273,7 @@ class Reading:
         )
 
 
-def convert(value: object, kind: Any) -> Any:  # noqa: ANN401 - of any type
+def convert_part(value: object, kind: Any) -> Any:  # noqa: ANN401 - of any type
     """Return a part of a document as a value of a type. A key without a value isn't there.
 
     Raises:

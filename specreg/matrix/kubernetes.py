@@ -9,7 +9,7 @@ import msgspec
 
 from specreg.core.errors import MatrixError
 from specreg.core.redaction import says_secret
-from specreg.matrix.containers import Container, Mount, Reading, convert, image_of, listed
+from specreg.matrix.containers import Container, Mount, Reading, convert_part, image_of, listed
 
 _VALUE = re.compile(r"\$\$|\$\(([^()]*)\)")
 """What Kubernetes replaces: `$(NAME)`, and two dollars by one."""
@@ -61,8 +61,8 @@ def read_container(documents: Sequence[Any], name: str, place: Path) -> Containe
         MatrixError: It isn't there, or something in it isn't known.
     """
     pod, table = _find_container(documents, name)
-    container: _Container = convert(table, _Container)
-    volumes: list[_Volume] = convert(pod.get("volumes") or [], list[_Volume])
+    container: _Container = convert_part(table, _Container)
+    volumes: list[_Volume] = convert_part(pod.get("volumes") or [], list[_Volume])
     reading = Reading(place, folder=container.working_dir)
     reading.left_out += [key for key in (*table, *pod) if key not in _READ_KEYS]
     if table.get("envFrom"):

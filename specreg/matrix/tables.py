@@ -307,7 +307,7 @@ def _decoded(document: object, kind: type[_TableT]) -> _TableT:
         raise MatrixError(f"{message}; {_ADVICE}") from error
 
 
-def pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]:
+def model_pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]:
     """Return the model pairs of a file, by name.
 
     Raises:
@@ -325,7 +325,7 @@ def pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]
 
 
 def _pair_of(name: str, table: object) -> ModelsTable:
-    """Return one model pair; errors as in `pairs_of`."""
+    """Return one model pair; errors as in `model_pairs_of`."""
     # The names of a pair's servers may end with its name.
     check_ending("model pair", name)
     pair = convert(table, ModelsTable)

@@ -21,7 +21,7 @@ from specreg.matrix.tables import (
     convert,
     load_file,
     located_errors,
-    pairs_of,
+    model_pairs_of,
 )
 
 PAIRS = Path("models/pairs.toml")
@@ -58,11 +58,11 @@ def load_tier(folder: Path, name: str) -> Tier:
     # Read the file and the model pairs.
     path = folder / f"{name}.toml"
     file = load_file(path, TierFile)
-    pairs = pairs_of(path, file.models)
+    pairs = model_pairs_of(path, file.models)
     shared_path = folder.parent / PAIRS
     if shared_path.exists():
         shared_models = load_file(shared_path, PairsFile).models
-        pairs = pairs_of(shared_path, shared_models) | pairs
+        pairs = model_pairs_of(shared_path, shared_models) | pairs
     # Make the cases of each table.
     on_gpu = file.needs_gpus > 0
     listing = _Listing()

@@ -292,7 +292,9 @@ class ArmReplay:
                 acceptance = dataclasses.replace(acceptance, counted=counted, rounds=rounds)
                 acceptance = acceptance.to_depth(spec.draft_tokens)
             if acceptance is not None and spec.pinned_length_tokens:
-                checks.check_pinned(acceptance, spec.pinned_length_tokens, self.arm.case.in_flight)
+                checks.check_pinned_length(
+                    acceptance, spec.pinned_length_tokens, self.arm.case.in_flight
+                )
             # The acceptance may have been invalid before this reading, for example because the
             # counters were unreadable when the rounds began.
             if Family.ACCEPTANCE not in self.invalid:

@@ -35,7 +35,7 @@ _Measured = Mapping[str, Measurement]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class ExportFormat:
     """A format in which a run's report can be written.
 
     Attributes:
@@ -58,7 +58,7 @@ def write_outputs(
     """Write a report in several formats.
 
     Args:
-        names: the names of the formats in `FORMS`.
+        names: the names of the formats in `EXPORT_FORMATS`.
         report: the report of the run.
         run_folder: the folder with the run's ledger.
         folder: the folder that the files are written to.
@@ -72,7 +72,7 @@ def write_outputs(
     """
     written: list[Path] = []
     for name in names:
-        form = FORMS[name]
+        form = EXPORT_FORMATS[name]
         measured = _shown_measurements(report, run_folder) if form.takes_ledger else {}
         files = form.render(report, measured)
         if not files:
@@ -138,20 +138,22 @@ def _render_openmetrics(report: Report) -> str:
     return render_metrics(report, generate_openmetrics)
 
 
-def _one_file(description: str, path: str, render: Callable[[Report], str]) -> Form:
+def _one_file(description: str, path: str, render: Callable[[Report], str]) -> ExportFormat:
     """Return a form that is one file, made of the report alone."""
-    return Form(description=description, path=path, render=lambda report, _: {path: render(report)})
+    return ExportFormat(
+        description=description, path=path, render=lambda report, _: {path: render(report)}
+    )
 
 
-FORMS: Mapping[str, Form] = {
+EXPORT_FORMATS: Mapping[str, ExportFormat] = {
     "html": _one_file("one page for people, which needs nothing else", "report.html", render_page),
     "markdown": _one_file("a summary for a pull request or a job", "report.md", render_markdown),
-    "svg": Form(
+    "svg": ExportFormat(
         description="pictures for a pull request or a page of your own",
         path="pictures",
         render=lambda report, _: render_pictures(report),
     ),
-    "png": Form(
+    "png": ExportFormat(
         description="the same pictures where SVG can't be shown",
         path="pictures",
         render=lambda report, _: render_bitmaps(report),
@@ -164,13 +166,13 @@ FORMS: Mapping[str, Form] = {
     "openmetrics": _one_file(
         "the same gauges as OpenMetrics", "specreg.openmetrics", _render_openmetrics
     ),
-    "benchmark": Form(
+    "benchmark": ExportFormat(
         description="what pytest --benchmark-json writes",
         path=BENCHMARKS,
         render=render_benchmarks,
         takes_ledger=True,
     ),
-    "aiperf": Form(
+    "aiperf": ExportFormat(
         description="aiperf's records of each request, and its summary of each case",
         path="aiperf",
         render=render_aiperf,

@@ -17,6 +17,7 @@ from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
 from specreg.engines.launch_facts import known_facts
 from specreg.measurement.metrics import render_invalid
+from specreg.report import parts
 from specreg.report.charts import (
     LABEL_ROOM,
     CaseNights,
@@ -41,6 +42,7 @@ from specreg.report.summary import MARKS, OUTCOMES, tone_of
 from specreg.report.tables import (
     PERCENTILES,
     axis_of,
+    changed_settings,
     compared_cells,
     distributions_of,
     format_number,
@@ -49,7 +51,6 @@ from specreg.report.tables import (
     render_change,
     render_interval,
     render_value,
-    settings_of,
 )
 from specreg.report.terminal import render_notes
 from specreg.report.view import failing_by_case, view_of
@@ -326,7 +327,7 @@ TEMPLATES.filters.update(
     positions=positions_picture,
     oracle=lambda verdicts: list(oracle_positions(verdicts)),
     facts=known_facts,
-    settings=settings_of,
+    settings=changed_settings,
     spaced=lambda versions: spaced(versions, 2 * LABEL_ROOM),
     distributions=distributions_of,
     spreads=lambda figures: list(spread_pictures(figures)),
@@ -341,5 +342,5 @@ TEMPLATES.globals.update(
     script=Markup(_SCRIPT),  # noqa: S704 - the file of this package; the policy has its checksum
     summary_columns=PERCENTILES,
 )
-TEMPLATES.tests["part"] = lambda part, kind: type(part).__name__ == kind
+TEMPLATES.tests["part"] = lambda part, kind: isinstance(part, getattr(parts, kind))
 _MARKDOWN = TEMPLATES.overlay(finalize=_plain)

@@ -71,11 +71,11 @@ class Commands:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class Details:
     """Parts for a reader who asks for more than the answer."""
 
     title: str
-    parts: "View"
+    parts: "Parts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ class Section:
     name: str
     tone: Tone
     findings: Sequence[str]
-    parts: "View"
+    parts: "Parts"
 
 
-Part: TypeAlias = VerdictLine | Text | Output | Table | Chart | Commands | Fold | Section
-View: TypeAlias = tuple[Part, ...]
+Part: TypeAlias = VerdictLine | Text | Output | Table | Chart | Commands | Details | Section
+Parts: TypeAlias = tuple[Part, ...]

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.readable import readable_block, readable_line
-from specreg.core.timeline import Phase, Step, process_began_ns
+from specreg.core.timeline import Phase, RunningPhase, process_began_ns
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.measurement.measure import RecordRound
 
@@ -314,20 +314,22 @@ class Progress:
         else:
             self._screen = _Screen(file=file, column=column)
         self.run = RunProgress(clock=clock)
-        self._steps: tuple[Step, ...] = ()
-        self._shown_ns: dict[Step, int] = {}
+        self._running: tuple[RunningPhase, ...] = ()
+        self._shown_ns: dict[RunningPhase, int] = {}
         self._detail = ""
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def watch(self, steps: Sequence[Step]) -> None:
+    def watch(self, running_phases: Sequence[RunningPhase]) -> None:
         """Set the present phases, the innermost last; without any, erase the updated line."""
         with self._lock:
-            self._steps = tuple(steps)
+            self._running = tuple(running_phases)
             self._detail = ""
-            self._shown_ns = {step: ns for step, ns in self._shown_ns.items() if step in steps}
-            if not steps:
+            self._shown_ns = {
+                running: ns for running, ns in self._shown_ns.items() if running in running_phases
+            }
+            if not running_phases:
                 # pytest is about to write, and would otherwise write behind the updated line.
                 self._screen.erase()
             if self._thread is None and not self._over.is_set():
@@ -363,22 +365,22 @@ class Progress:
             now_ns = self._clock()
             # On a terminal, draw the present phase.
             if self._in_place:
-                if self._steps:
+                if self._running:
                     self._screen.draw(self._innermost(now_ns))
                 return
             # Otherwise write a line for each phase that has become long enough.
-            for step in self._steps:
-                is_long_enough = now_ns - step.began_ns >= _SHORTEST_SHOWN_NS
-                if step not in self._shown_ns and is_long_enough:
-                    self._shown_ns[step] = now_ns
-                    self._screen.write_line(f"specreg {self._line(step, step.began_ns)}")
-            if not self._steps:
+            for running in self._running:
+                is_long_enough = now_ns - running.began_ns >= _SHORTEST_SHOWN_NS
+                if running not in self._shown_ns and is_long_enough:
+                    self._shown_ns[running] = now_ns
+                    self._screen.write_line(f"specreg {self._line(running, running.began_ns)}")
+            if not self._running:
                 return
             # Write a further line for a phase that still goes on.
-            step = self._steps[-1]
-            last_shown_ns = self._shown_ns.get(step, now_ns)
+            running = self._running[-1]
+            last_shown_ns = self._shown_ns.get(running, now_ns)
             if now_ns - last_shown_ns >= _REPEATED_AFTER_NS:
-                self._shown_ns[step] = now_ns
+                self._shown_ns[running] = now_ns
                 self._screen.write_line(f"specreg {self._innermost(now_ns)}")
 
     def _run(self) -> None:
@@ -387,17 +389,17 @@ class Progress:
 
     def _innermost(self, now_ns: int) -> str:
         """Return the line of the innermost phase, with its figures and its detail."""
-        step = self._steps[-1]
-        return self._line(step, now_ns, self.run.figures_in(step.phase), self._detail)
+        running = self._running[-1]
+        return self._line(running, now_ns, self.run.figures_in(running.phase), self._detail)
 
-    def _line(self, step: Step, at_ns: int, *details: str) -> str:
+    def _line(self, running: RunningPhase, at_ns: int, *details: str) -> str:
         """Return the line of a phase: the time since the run began, the case, and the details."""
         moment = render_time(at_ns - self._began_ns)
         if self.run.case_position:
             if self.run.ends_ns > at_ns:
                 moment += f" of about {render_time(self.run.ends_ns - self._began_ns)}"
             moment += f", {self.run.case_position}:"
-        line = f"{moment} {step.phase} {step.subject}"
+        line = f"{moment} {running.phase} {running.subject}"
         further = [detail for detail in details if detail and detail not in line]
         return readable_line(", ".join((line, *further)))
 

@@ -478,7 +478,7 @@ def _fixed(value: float | None) -> str:
     return f"{value:.2f}"
 
 
-def settings_of(settings: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - of a case, or a table in it
+def changed_settings(settings: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - of a case, or a table in it
     """Yield the settings that differ from their defaults, each with its value as text."""
     for setting in dataclasses.fields(settings):
         value = getattr(settings, setting.name)
@@ -489,7 +489,7 @@ def settings_of(settings: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - o
 def _setting_text(value: object) -> str:
     """Return the value of a setting as text: a table as its settings, and pairs as `NAME=VALUE`."""
     if dataclasses.is_dataclass(value):
-        return ", ".join(f"{name} {text}" for name, text in settings_of(value))
+        return ", ".join(f"{name} {text}" for name, text in changed_settings(value))
     if isinstance(value, tuple):
         return ", ".join(map(_item_text, value))
     return str(value)

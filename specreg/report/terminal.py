@@ -14,7 +14,7 @@ from specreg.baselines.record import RecordedBaseline
 from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
 from specreg.report.document import ArmReport, ComparedReport, Report, last_verdicts
-from specreg.report.parts import Commands, Fold, Output, Part, Section, Table, Text, VerdictLine
+from specreg.report.parts import Commands, Details, Output, Part, Section, Table, Text, VerdictLine
 from specreg.report.screen import LOG, Screen
 from specreg.report.sentence import recorded_cases
 from specreg.report.summary import OUTCOMES, STYLES, tone_of
@@ -107,7 +107,7 @@ def _render_part(part: Part, screen: Screen) -> str:
             rendered = part.text
         case Table():
             rendered = render_rows(part.head, part.rows, screen, part.layout)
-        case Fold():
+        case Details():
             lines = render_view(part.parts, screen).splitlines()
             rendered = "\n  ".join((f"{part.title}:", *lines))
         case Commands():

@@ -15,14 +15,14 @@ from specreg.report.charts import CaseNights, histories, version_starts
 from specreg.report.document import Tone, began_at
 from specreg.report.drawing import CurvePicture
 from specreg.report.page import TEMPLATES, SharedDrawings
-from specreg.report.parts import Commands, Text, VerdictLine, View
+from specreg.report.parts import Commands, Parts, Text, VerdictLine
 from specreg.report.since import Loss, losses_of
 from specreg.report.summary import OUTCOMES
 from specreg.report.tables import label_of, render_change
 from specreg.verdicts.history import History, RunRecord, load_history
 from specreg.verdicts.verdict import Outcome
 
-FILE_NAME = "history.html"
+HISTORY_PAGE = "history.html"
 MAX_NIGHTS = 30
 """The most nights of a machine that the page shows."""
 _RECORDED = "B"
@@ -154,7 +154,7 @@ def render_trend(machines: Iterable[MachineHistory], made_at: dt.datetime) -> st
     )
 
 
-def _view_of(bad_rows: Sequence[_Row], case_count: int, made_at: dt.datetime) -> View:
+def _view_of(bad_rows: Sequence[_Row], case_count: int, made_at: dt.datetime) -> Parts:
     """Return the answer of the page, which runs it shows, and what to type if it shows none."""
     moment = f"{made_at:%Y-%m-%d %H:%M} UTC"
     shown = Text(f"Night by night: the last {MAX_NIGHTS} runs of each machine, by {moment}.")

@@ -7,7 +7,7 @@ from specreg.report.diagnosis import diagnose, say_once
 from specreg.report.document import CaseReport, Report, Tone, last_verdicts
 from specreg.report.failures import by_case, changes_since_baseline, render_failures
 from specreg.report.next_steps import next_steps
-from specreg.report.parts import Chart, Fold, Output, Part, Section, Text, VerdictLine, View
+from specreg.report.parts import Chart, Details, Output, Part, Parts, Section, Text, VerdictLine
 from specreg.report.sentence import (
     answer_of,
     comparison_of,
@@ -26,7 +26,7 @@ _MAX_ERROR_CHARS = 6_000
 """How much of the end of an error message is shown."""
 
 
-def view_of(report: Report) -> View:
+def view_of(report: Report) -> Parts:
     """Return the answer and its causes, what was compared, what to type, and what needs a look."""
     tone, sentence = answer_of(report)
     failing = failing_by_case(report)
@@ -115,7 +115,7 @@ def _figures(report: Report, verdicts: Sequence[Verdict]) -> Iterator[Part]:
     """Yield the failed figures of a case with their reasons."""
     expectation = wording_of(report).expectation
     lines = render_failures(verdicts, expectation=expectation).splitlines()
-    yield Fold("The figures", tuple(map(Text, lines)))
+    yield Details("The figures", tuple(map(Text, lines)))
 
 
 def _logs(case: CaseReport) -> Iterator[Part]:
@@ -127,4 +127,4 @@ def _logs(case: CaseReport) -> Iterator[Part]:
     if case.logs:
         parts.append(Text(f"logs of the servers: {', '.join(case.logs)}"))
     if parts:
-        yield Fold("The error and the logs" if message else "The logs", tuple(parts))
+        yield Details("The error and the logs" if message else "The logs", tuple(parts))

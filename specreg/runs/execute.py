@@ -39,8 +39,8 @@ from specreg.measurement.measure import (
     workload_of,
 )
 from specreg.runs.goals import CaseGoal, CaseLaunch
-from specreg.runs.ledger import Checked, Entry, FailedLaunch, Key, Ledger, MeasuredLaunch
-from specreg.runs.plan import Step
+from specreg.runs.ledger import Checked, FailedLaunch, Key, Ledger, LedgerEntry, MeasuredLaunch
+from specreg.runs.plan import NightStep
 from specreg.servers.handle import ServerHandle, Servers
 from specreg.servers.launch import Launch
 from specreg.servers.provision import Provision
@@ -96,7 +96,7 @@ class Executor(abc.ABC, Generic[StepT]):
     taken: list[TakenStep[StepT]] = field(default_factory=list)
 
     @abc.abstractmethod
-    def execute(self, step: StepT) -> Iterator[Entry]:
+    def execute(self, step: StepT) -> Iterator[LedgerEntry]:
         """Execute a step, and yield each entry of the ledger once it is known."""
 
     def take_steps(
@@ -125,7 +125,7 @@ def hangs(measurement: Measurement) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class NightExecutor(Executor[Step]):
+class NightExecutor(Executor[NightStep]):
     """Executes the steps of a night on this machine.
 
     Attributes:
@@ -149,7 +149,7 @@ class NightExecutor(Executor[Step]):
     checks: Mapping[str, CorrectnessCheck] = field(default_factory=lambda: CHECKS)
     _control_answers: ControlAnswers = field(default_factory=dict)
 
-    def execute(self, step: Step) -> Iterator[Entry]:
+    def execute(self, step: NightStep) -> Iterator[LedgerEntry]:
         """Execute a step, and yield each entry of the ledger once it is known.
 
         Raises:
@@ -157,6 +157,7 @@ class NightExecutor(Executor[Step]):
             SpecregError: a server of an earlier step can't be stopped, or the ledger can't be
                 written.
         """
+        began_s = self.clock_s()
         launch = step.launches[0]
         own = {name for case in step.launches for name in (case.server, case.control)}
         self.servers.stop_others(step.keeps | own)
@@ -172,9 +173,9 @@ class NightExecutor(Executor[Step]):
                 raise
             except SpecregError as error:
                 self._stop_after(error, launch)
-                yield _failed(launch, error, step.check)
+                yield _failed(launch, error, step.check, lasted_s=self.clock_s() - began_s)
 
-    def _measure(self, step: Step) -> Iterator[Entry]:
+    def _measure(self, step: NightStep) -> Iterator[LedgerEntry]:
         """Measure the cases of a step side by side.
 
         Yields:
@@ -202,7 +203,9 @@ class NightExecutor(Executor[Step]):
         except ServerDiedError as error:
             for goal in goals:
                 self._stop_after(error, CaseLaunch.of(goal.case, step.number))
-            yield _failed(launch, error, is_beside_others=is_beside_others)
+            yield _failed(
+                launch, error, is_beside_others=is_beside_others, lasted_s=self.clock_s() - began_s
+            )
             return
         lasted_s = (self.clock_s() - began_s) / len(goals)
         for measurement in measurements:
@@ -213,6 +216,7 @@ class NightExecutor(Executor[Step]):
                     CaseLaunch.of(measurement.case, step.number),
                     SpecregError(f"{measurement.case.id}: the cases measured beside it failed"),
                     is_beside_others=True,
+                    lasted_s=lasted_s,
                 )
                 continue
             self.on_begin(CaseLaunch.of(measurement.case, step.number).name)
@@ -223,7 +227,7 @@ class NightExecutor(Executor[Step]):
                 lasted_s=lasted_s,
             )
 
-    def _fitting(self, step: Step) -> list[CaseGoal]:
+    def _fitting(self, step: NightStep) -> list[CaseGoal]:
         """Return the first case of a step, and the later ones whose servers fit into memory too."""
         first = step.launches[0]
         specs = dict.fromkeys((first.control.spec, first.server.spec))
@@ -394,7 +398,7 @@ class NightExecutor(Executor[Step]):
         path = self.run_folder / "power" / f"{name}.jsonl"
         return watch(self.provision.devices(case.server), path)
 
-    def _check(self, step: Step) -> Iterator[Entry]:
+    def _check(self, step: NightStep) -> Iterator[LedgerEntry]:
         """Make the correctness check of a step.
 
         Raises:
@@ -501,7 +505,12 @@ def _control_arm(case: Case, control: ServerHandle) -> Arm:
 
 
 def _failed(
-    launch: CaseLaunch, error: SpecregError, check: str = "", *, is_beside_others: bool = False
+    launch: CaseLaunch,
+    error: SpecregError,
+    check: str = "",
+    *,
+    is_beside_others: bool = False,
+    lasted_s: float = 0.0,
 ) -> FailedLaunch:
     """Return the entry of a case that couldn't be measured or checked."""
     return FailedLaunch(
@@ -511,5 +520,6 @@ def _failed(
         reason=error.reason,
         server_died=isinstance(error, ServerDiedError),
         is_beside_others=is_beside_others,
+        lasted_s=lasted_s,
         error=error,
     )

@@ -181,8 +181,8 @@ def no_check() -> EngineCheck | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Night:
-    """A run that measures cases on planned launches of their servers.
+class NightGoal:
+    """What a night wants to know of cases, on planned launches of their servers and further ones.
 
     Attributes:
         stages: the planned launches, in order.

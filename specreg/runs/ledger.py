@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import filelock
 import msgspec
@@ -62,6 +63,10 @@ _LaunchNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 
 ArmName = Annotated[str, msgspec.Meta(pattern=r"^(case|A|B|A1|A2)$")]
 """What an arm is in its run: a case of a night, or a side of a gate. A1 and A2 are side A twice."""
+_COMPARED_WITH: Mapping[ArmName, ArmName] = MappingProxyType(
+    {"A": "B", "B": "A", "A1": "A2", "A2": "A1"}
+)
+"""The side with which each side of a gate is compared, launch by launch."""
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +94,41 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     engine: Label
     files_sha256: Label
     packages_sha256: Label = ""
+
+
+class Place(NamedTuple):
+    """Where a launch stands in its run.
+
+    Attributes:
+        case_id: the id of the case, or of the pair of cases that a gate compares.
+        number: the number of the launch, from 1.
+        arm: what the arm is in its run.
+    """
+
+    case_id: str
+    number: int
+    arm: ArmName
+
+    @classmethod
+    def of(cls, key: Key) -> "Place":
+        """Return the place of the launch with a key."""
+        return cls(key.case_id, key.launch, key.arm)
+
+
+def _replaced_by(place: Place, ended: set[Place]) -> set[Place]:
+    """Return the places whose launches no longer count once one is made at a place.
+
+    A launch that is made again replaces the earlier one, even if it measures nothing. In a gate it
+    also replaces that of the other side, which was made at another hour, and will be made again.
+
+    Args:
+        place: where a launch is made.
+        ended: where launches have ended, measured or failed, without those that were replaced.
+    """
+    if place not in ended:
+        return set()
+    other_side = place._replace(arm=_COMPARED_WITH.get(place.arm, place.arm))
+    return {place, other_side}
 
 
 _ArmNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
@@ -296,6 +336,8 @@ class FailedLaunch:
         reason: why it failed.
         server_died: whether a server died meanwhile, so that another attempt may succeed.
         is_beside_others: whether other cases were to be measured at the same time.
+        lasted_s: as in `MeasuredLaunch`; 0 if only this case's server didn't start beside others,
+            whose launches took that time.
         error: the error itself, with the last lines of a log; None if another process had it.
     """
 
@@ -308,6 +350,7 @@ class FailedLaunch:
     reason: Reason
     server_died: bool = False
     is_beside_others: bool = False
+    lasted_s: float = 0.0
     error: SpecregError | None = None
 
     @property
@@ -327,7 +370,7 @@ class FailedLaunch:
 
 
 ArmLaunch = MeasuredLaunch | FailedLaunch
-Entry = MeasuredLaunch | FailedLaunch | Checked | Segment
+LedgerEntry = MeasuredLaunch | FailedLaunch | Checked | Segment
 """What a step of a run results in."""
 
 LEDGER = "ledger.jsonl"
@@ -364,6 +407,7 @@ class Recorded:
             another rule for equal answers is left out, so that it is made again.
         failed: the measurements and checks that failed, in the order in which they did.
         segments: the segments of a soak, in order.
+        ended: where launches have ended, measured or failed, without those that were replaced.
     """
 
     begun: Sequence[Key] = ()
@@ -371,6 +415,7 @@ class Recorded:
     checked: Mapping[tuple[Key, str], Checked] = field(default_factory=dict)
     failed: Sequence[Failed] = ()
     segments: Sequence[Segment] = ()
+    ended: frozenset[Place] = frozenset()
 
     @property
     def keys(self) -> Sequence[Key]:
@@ -390,7 +435,8 @@ class Ledger:
         recorded: what an interrupted run had measured. It counts only for what has the same key.
         now_s: the clock, in seconds since the epoch.
         _launches: the launches of this run, in its order.
-        _measured: those that measured something, by case, number and arm.
+        _measured: those that measured something, by their places.
+        _ended: where launches have ended, also those that are recorded and weren't taken over.
         _failures: those that failed.
         _checks: the checks of this run, by case and check.
         _segments: the segments of a soak, in order.
@@ -400,7 +446,8 @@ class Ledger:
     recorded: Recorded = field(default_factory=Recorded)
     now_s: Callable[[], float] = time.time
     _launches: list[ArmLaunch] = field(default_factory=list)
-    _measured: dict[tuple[str, int, ArmName], MeasuredLaunch] = field(default_factory=dict)
+    _measured: dict[Place, MeasuredLaunch] = field(default_factory=dict)
+    _ended: set[Place] = field(default_factory=set)
     _failures: list[FailedLaunch] = field(default_factory=list)
     _checks: dict[tuple[str, str], Checked] = field(default_factory=dict)
     _segments: list[Segment] = field(default_factory=list)
@@ -426,7 +473,7 @@ class Ledger:
         """The segments of a soak, in order."""
         return tuple(self._segments)
 
-    def extend(self, entries: Iterable[Entry]) -> None:
+    def extend(self, entries: Iterable[LedgerEntry]) -> None:
         """Add what a step of the run results in, each entry when it is there.
 
         Raises:
@@ -439,11 +486,10 @@ class Ledger:
                 self._write(entry)
             self.add(entry)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LedgerEntry) -> None:
         """Add what the ledger's file has already.
 
-        A launch takes the place of an earlier one with its number, even if it measured nothing: the
-        other arm is launched now, and must not be compared with a launch of another hour.
+        A launch replaces an earlier one at its place, even if it measured nothing.
         """
         if isinstance(entry, Checked):
             self._checks[entry.key.case_id, entry.check] = entry
@@ -455,13 +501,23 @@ class Ledger:
             self._failures.append(entry)
             if entry.check:
                 return
-        place = (entry.case_id, entry.number, entry.arm)
-        repeated = self._measured.pop(place, None)
-        if repeated is not None:
-            self._launches.remove(repeated)
+        place = Place(entry.case_id, entry.number, entry.arm)
+        # A measurement that was recorded here has replaced others when it began.
+        if isinstance(entry, FailedLaunch):
+            self._remove(_replaced_by(place, self._ended))
+        self._remove({place})
+        self._ended.add(place)
         self._launches.append(entry)
         if isinstance(entry, MeasuredLaunch):
             self._measured[place] = entry
+
+    def _remove(self, places: set[Place]) -> None:
+        """Remove the launches at these places, if there are any."""
+        self._ended -= places
+        for place in places:
+            launch = self._measured.pop(place, None)
+            if launch is not None:
+                self._launches.remove(launch)
 
     def take_over(
         self,
@@ -489,6 +545,7 @@ class Ledger:
             for (checked_key, _), line in self.recorded.checked.items():
                 if checked_key == key and fits(line):
                     self.add(line)
+        self._ended |= self.recorded.ended
 
     def failures_of(self, case_id: str, number: int, check: str = "") -> Sequence[FailedLaunch]:
         """Return how measuring a case on a launch, or checking it, failed, in order."""
@@ -504,7 +561,7 @@ class Ledger:
 
     def find(self, case_id: str, number: int, arm: ArmName = "case") -> MeasuredLaunch | None:
         """Return the launch of an arm with a number, from 1; None if it measured nothing."""
-        return self._measured.get((case_id, number, arm))
+        return self._measured.get(Place(case_id, number, arm))
 
     def read(self, paths: Iterable[Path], *, last: bool = False) -> None:
         """Read what interrupted processes of this run have measured.
@@ -523,6 +580,7 @@ class Ledger:
             checked=dict(itertools.chain(*(ledger.checked.items() for ledger in ledgers))),
             failed=tuple(line for ledger in ledgers for line in ledger.failed),
             segments=tuple(line for ledger in ledgers for line in ledger.segments),
+            ended=frozenset(place for ledger in ledgers for place in ledger.ended),
         )
 
     def hold(self) -> None:
@@ -547,10 +605,14 @@ class Ledger:
     def begin(self, *keys: Key) -> None:
         """Record the start of measurements side by side, with one key for each case's arm.
 
+        Launches that they replace are removed, see `_replaced_by`.
+
         Raises:
             SpecregError: the ledger can't be written.
         """
         self._write(Launched(keys=keys, at_s=self.now_s()))
+        for key in keys:
+            self._remove(_replaced_by(Place.of(key), self._ended))
 
     def record_round(self, arm: int, number: int | None) -> Record:
         """Return the recorder of a round's requests.
@@ -644,10 +706,10 @@ def read_ledger(
 
     Args:
         path: the ledger's file.
-        last: whether the last of several measurements with one key is returned, instead of the
-            first, and none if a later one failed. If several processes write the ledger, the first
-            is the right one, because a worker that was given up may end after its replacement. With
-            `last`, the measurements are returned in the order in which they were made.
+        last: whether a launch replaces earlier ones, see `_replaced_by`. Otherwise the first of
+            several measurements with one key is returned. If several processes write the ledger,
+            the first is the right one, because a worker that was given up may end after its
+            replacement.
         known: the cases of this checkout by `Case.key`, for a ledger from another machine. Only
             these cases count, and an unreadable line is an error unless it is torn. None for a
             ledger of this machine.
@@ -658,6 +720,7 @@ def read_ledger(
     measured: dict[Key, Measurement] = {}
     checked: dict[tuple[Key, str], Checked] = {}
     further_lines: list[Failed | Segment] = []
+    ended: set[Place] = set()
     begun: dict[Key, None] = {}
     # The cases that were launched and not measured yet, by their arms. An unreadable line clears
     # them, so that the lines after it are ignored until the next launch.
@@ -665,6 +728,8 @@ def read_ledger(
     builders: _Builders = {}
     for _, line in _lines(path, strict=known is not None):
         try:
+            if last:
+                _drop_replaced(measured, ended, line)
             if isinstance(line, Launched):
                 keys = dict(enumerate(line.keys))
                 begun |= dict.fromkeys(line.keys)
@@ -675,13 +740,12 @@ def read_ledger(
             elif isinstance(line, Measured) and line.arm in keys:
                 measurement = _measurement(keys[line.arm], line, builders, known)
                 key = keys.pop(line.arm)
-                _take_measurement(measured, key, measurement, last=last)
+                measured.setdefault(key, measurement)
+                ended.add(Place.of(key))
             elif isinstance(line, Checked):
                 _take_check(checked, line)
             elif isinstance(line, Failed | Segment):
                 further_lines.append(line)
-                if last:
-                    _drop_repeated(measured, line)
             else:
                 keys = {}
         except Exception as error:
@@ -698,6 +762,7 @@ def read_ledger(
         checked=checked,
         failed=tuple(line for line in further_lines if isinstance(line, Failed)),
         segments=tuple(line for line in further_lines if isinstance(line, Segment)),
+        ended=frozenset(ended),
     )
 
 
@@ -707,22 +772,21 @@ def _take_check(checked: dict[tuple[Key, str], Checked], line: Checked) -> None:
         checked[line.key, line.check] = line
 
 
-def _take_measurement(
-    measured: dict[Key, Measurement], key: Key, measurement: Measurement, *, last: bool
-) -> None:
-    """Add a measurement, unless the first with its key counts and there is one."""
-    if last:
-        measured.pop(key, None)
-    measured.setdefault(key, measurement)
+def _drop_replaced(measured: dict[Key, Measurement], ended: set[Place], line: Line | None) -> None:
+    """Drop the launches that those of a line replace when they begin, or fail."""
+    places: list[Place] = []
+    if isinstance(line, Launched):
+        places = [Place.of(key) for key in line.keys]
+    elif isinstance(line, Failed) and not line.check:
+        places = [Place(line.case_id, line.launch, line.arm)]
 
-
-def _drop_repeated(measured: dict[Key, Measurement], line: Failed | Segment) -> None:
-    """Drop the measurement of a launch that was repeated and failed then."""
-    if isinstance(line, Segment) or line.check:
-        return
-    place = (line.case_id, line.arm, line.launch)
-    for key in [key for key in measured if (key.case_id, key.arm, key.launch) == place]:
-        del measured[key]
+    for place in places:
+        replaced = _replaced_by(place, ended)
+        ended -= replaced
+        for key in [key for key in measured if Place.of(key) in replaced]:
+            del measured[key]
+        if isinstance(line, Failed):
+            ended.add(place)
 
 
 def _take(builders: _Builders, line: Replayed) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specreg.matrix.case import Case, companions_of
-from specreg.runs.goals import CaseGoal, CaseLaunch, EngineCheck, Further, Night, Stage, Wanted
-from specreg.runs.ledger import FailedLaunch, Ledger
+from specreg.runs.goals import CaseGoal, CaseLaunch, EngineCheck, Further, NightGoal, Stage, Wanted
+from specreg.runs.ledger import ArmLaunch, FailedLaunch, Ledger
 from specreg.servers.launch import Launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class NightStep:
     """What a run does next: measure cases side by side, or check one.
 
     Attributes:
@@ -40,7 +40,7 @@ class Step:
         return tuple(CaseLaunch.of(goal.case, self.number) for goal in self.goals)
 
 
-def next_step(ledger: Ledger, night: Night) -> Step | None:
+def next_step(ledger: Ledger, night: NightGoal) -> NightStep | None:
     """Return what a night measures or checks next; None if all of it is there."""
     stages = [stage for stage in night.stages if night.has(stage)]
     for stage in stages:
@@ -64,7 +64,7 @@ def next_step(ledger: Ledger, night: Night) -> Step | None:
     return step
 
 
-def engine_check(ledger: Ledger, night: Night) -> EngineCheck | None:
+def engine_check(ledger: Ledger, night: NightGoal) -> EngineCheck | None:
     """Return the gate that a night ends with, once all else is there; None for none, or no more."""
     check = night.doubted()
     if check is None or any(check.found_in(ledger)):
@@ -73,17 +73,17 @@ def engine_check(ledger: Ledger, night: Night) -> EngineCheck | None:
     return None if ledger.failures_of(check.case.id, 1, check.name) else check
 
 
-def _step_of(stage: Stage, ledger: Ledger, night: Night) -> Step | None:
+def _step_of(stage: Stage, ledger: Ledger, night: NightGoal) -> NightStep | None:
     """Return the next measurement or check of a stage."""
     for goal in stage.goals:
         if goal.is_measured and _is_pending(goal.case, stage.number, ledger, night):
             goals = (goal, *_companions(goal, stage.number, ledger, night))
-            return Step(
+            return NightStep(
                 number=stage.number, goals=goals, keeps=_kept(goal.case, stage, ledger, night)
             )
         for check in goal.checks:
             if stage.number == 1 and _is_pending(goal.case, 1, ledger, night, check):
-                return Step(
+                return NightStep(
                     number=1,
                     goals=(goal,),
                     check=check,
@@ -92,7 +92,7 @@ def _step_of(stage: Stage, ledger: Ledger, night: Night) -> Step | None:
     return None
 
 
-def _is_pending(case: Case, number: int, ledger: Ledger, night: Night, check: str = "") -> bool:
+def _is_pending(case: Case, number: int, ledger: Ledger, night: NightGoal, check: str = "") -> bool:
     """Return whether a case is still to be measured on a launch, or a check of it to be made."""
     if check and ledger.check(case.id, check) is not None:
         return False
@@ -113,7 +113,7 @@ def is_tried(failures: Sequence[FailedLaunch], attempts: int) -> bool:
     return not alone or (alone[-1].server_died and len(alone) < attempts)
 
 
-def _companions(goal: CaseGoal, number: int, ledger: Ledger, night: Night) -> list[CaseGoal]:
+def _companions(goal: CaseGoal, number: int, ledger: Ledger, night: NightGoal) -> list[CaseGoal]:
     """Return the later cases that are measured side by side with a case.
 
     If a server died beside others, the cases with its control are measured alone from then on. If
@@ -135,13 +135,13 @@ def _companions(goal: CaseGoal, number: int, ledger: Ledger, night: Night) -> li
     return [later_goals[case.id] for case in companions]
 
 
-def _later_goals(goal: CaseGoal, number: int, night: Night) -> Iterator[CaseGoal]:
+def _later_goals(goal: CaseGoal, number: int, night: NightGoal) -> Iterator[CaseGoal]:
     """Yield the cases that follow a case on the launches with its number."""
     goals = [other for stage in night.stages if stage.number == number for other in stage.goals]
     yield from goals[goals.index(goal) + 1 :]
 
 
-def _is_apart(case: Case, number: int, ledger: Ledger, night: Night) -> bool:
+def _is_apart(case: Case, number: int, ledger: Ledger, night: NightGoal) -> bool:
     """Return whether a case is measured alone, because it or another one failed beside others."""
     control = CaseLaunch.of(case, number).control
     for goal in night.goals():
@@ -153,7 +153,7 @@ def _is_apart(case: Case, number: int, ledger: Ledger, night: Night) -> bool:
     return False
 
 
-def _kept(case: Case, stage: Stage, ledger: Ledger, night: Night) -> frozenset[Launch]:
+def _kept(case: Case, stage: Stage, ledger: Ledger, night: NightGoal) -> frozenset[Launch]:
     """Return the launches with the control of a case that have something left to do."""
     control = CaseLaunch.of(case, stage.number).control
     kept = set()
@@ -167,7 +167,7 @@ def _kept(case: Case, stage: Stage, ledger: Ledger, night: Night) -> frozenset[L
     return frozenset(kept)
 
 
-def _has_more(goal: CaseGoal, number: int, ledger: Ledger, night: Night) -> bool:
+def _has_more(goal: CaseGoal, number: int, ledger: Ledger, night: NightGoal) -> bool:
     """Return whether a case has something left to do on a planned launch."""
     if goal.is_measured and _is_pending(goal.case, number, ledger, night):
         return True
@@ -177,8 +177,8 @@ def _has_more(goal: CaseGoal, number: int, ledger: Ledger, night: Night) -> bool
 
 
 def _further_step(
-    cases: Sequence[Case], wanted: Wanted, ledger: Ledger, night: Night
-) -> Step | None:
+    cases: Sequence[Case], wanted: Wanted, ledger: Ledger, night: NightGoal
+) -> NightStep | None:
     """Return the next further launch of cases, the one with the lowest number first."""
     begun = [case for case in cases if _retried_number(case, ledger, night)]
     numbers = {case.id: _next_number(case, ledger, night) for case in cases}
@@ -190,12 +190,12 @@ def _further_step(
     # One launch of a server serves all of its cases that want one.
     kept = {launch.control, launch.server}
     goals = {goal.case.id: goal for goal in night.goals()}
-    return Step(
+    return NightStep(
         number=launch.number, goals=(goals[case.id],), keeps=frozenset(kept), is_further=True
     )
 
 
-def _next_number(case: Case, ledger: Ledger, night: Night) -> int:
+def _next_number(case: Case, ledger: Ledger, night: NightGoal) -> int:
     """Return the number of the next further launch of a case."""
     number = night.launches + 1
     while not _is_pending(case, number, ledger, night):
@@ -203,13 +203,15 @@ def _next_number(case: Case, ledger: Ledger, night: Night) -> int:
     return number
 
 
-def _retried_number(case: Case, ledger: Ledger, night: Night) -> int:
+def _retried_number(case: Case, ledger: Ledger, night: NightGoal) -> int:
     """Return the number of the further launch that is tried again; 0 if there is none."""
     number = _next_number(case, ledger, night)
     return number if ledger.failures_of(case.id, number) else 0
 
 
-def _step_in_time(further: Further, within_s: float, ledger: Ledger, night: Night) -> Step | None:
+def _step_in_time(
+    further: Further, within_s: float, ledger: Ledger, night: NightGoal
+) -> NightStep | None:
     """Return the next further launch that time is left for.
 
     The servers share the time equally. What one leaves is shared by those after it.
@@ -235,23 +237,30 @@ def _step_in_time(further: Further, within_s: float, ledger: Ledger, night: Nigh
     return None
 
 
-def _is_affordable(step: Step, stage: Stage, left_s: float, ledger: Ledger, night: Night) -> bool:
+def _is_affordable(
+    step: NightStep, stage: Stage, left_s: float, ledger: Ledger, night: NightGoal
+) -> bool:
     """Return whether a further launch is begun, or probably succeeds in the time that is left."""
     if any(not _is_pending(case, step.number, ledger, night) for case in stage.cases):
         return True
-    before = [ledger.find(case.id, step.number - 1) for case in stage.cases]
-    measured = [launch for launch in before if launch is not None]
-    # A launch is expected to take as long as the one before it. If that one failed for all cases,
-    # another one would probably fail too.
-    expected_s = sum(launch.lasted_s for launch in measured)
-    return bool(measured) and expected_s < left_s
-
-
-def _further_s(stage: Stage, ledger: Ledger, night: Night) -> float:
-    """Return how long the further launches of a stage's cases took together, in seconds."""
-    case_ids = {case.id for case in stage.cases}
-    return sum(
-        launch.lasted_s
-        for launch in ledger.measured
-        if launch.case_id in case_ids and launch.number > night.launches
+    # If the launch before it failed for all cases, this one would probably fail too.
+    number_before = step.number - 1
+    if not any(ledger.find(case.id, number_before) for case in stage.cases):
+        return False
+    expected_s = sum(
+        launch.lasted_s for launch in _launches_of(stage, ledger) if launch.number == number_before
     )
+    return expected_s < left_s
+
+
+def _further_s(stage: Stage, ledger: Ledger, night: NightGoal) -> float:
+    """Return how long the further launches of a stage's cases took together, in seconds."""
+    return sum(
+        launch.lasted_s for launch in _launches_of(stage, ledger) if launch.number > night.launches
+    )
+
+
+def _launches_of(stage: Stage, ledger: Ledger) -> list[ArmLaunch]:
+    """Return the launches of a stage's cases so far, of any number."""
+    case_ids = {case.id for case in stage.cases}
+    return [launch for launch in ledger.launches if launch.case_id in case_ids]

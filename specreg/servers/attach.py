@@ -25,7 +25,7 @@ from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import served_models
 from specreg.servers.provision import Provision, check_version
-from specreg.servers.server import Probe, Server, facts_of, identify, send_probe
+from specreg.servers.server import ProbeResult, Server, facts_of, identify, send_probe
 
 _TIMEOUT_S = 10.0
 _READINGS = 8
@@ -142,7 +142,7 @@ def attach_server(
     return dataclasses.replace(server, facts=facts_of(server, log=""))
 
 
-def _first_probe(server: Server, form: Form, timeout_s: float) -> tuple[Server, Probe]:
+def _first_probe(server: Server, form: Form, timeout_s: float) -> tuple[Server, ProbeResult]:
     """Send a first prompt, and find out which neutral values of sampling the server refuses.
 
     vLLM, SGLang, TensorRT-LLM and Triton take them all, but gateways refuse parameters that OpenAI
@@ -174,7 +174,7 @@ def _first_probe(server: Server, form: Form, timeout_s: float) -> tuple[Server, 
         return server, send_probe(server, timeout_s=timeout_s, form=form)
 
 
-def _check_counted(server: Server, probe: Probe) -> None:
+def _check_counted(server: Server, probe: ProbeResult) -> None:
     """Check that the tokens of an answer can be counted.
 
     Raises:

@@ -22,7 +22,7 @@ from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_folder, replace_file
 from specreg.core.interrupts import check_signalled
 from specreg.core.locks import new_lock
-from specreg.core.processes import describe, our_ids
+from specreg.core.processes import describe_process, our_ids
 from specreg.telemetry.devices import open_probe, wait_until_free
 from specreg.telemetry.gpus import VARIABLES, visibility
 from specreg.telemetry.identity import find_gpus
@@ -129,7 +129,7 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
     try:
         if lock.lock_counter == 1:
             since = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-            holder = f"{describe(os.getpid())} since {since}, in {Path.cwd()}"
+            holder = f"{describe_process(os.getpid())} since {since}, in {Path.cwd()}"
             replace_file(holder_path, holder.encode())
         yield
     finally:

@@ -20,7 +20,7 @@ from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch
 from specreg.servers.launcher import ServerLauncher
 from specreg.servers.provision import Provision
-from specreg.servers.server import POLL_S, Server, StartingServer, ready_server
+from specreg.servers.server import READY_POLL_S, Server, StartingServer, ready_server
 
 _PORTS = 3
 """How many ports a server is started on before its start fails: another program may take one."""
@@ -81,7 +81,7 @@ class ServerHandle:
             SpecregError: As in `poll`.
         """
         while (server := self.poll()) is None:
-            time.sleep(POLL_S)
+            time.sleep(READY_POLL_S)
         return server
 
     @property
@@ -251,14 +251,14 @@ class Servers:
                 handle.prepare()
             waiting = [handle for handle in together if _keep_starting(handle, to_start)]
             while waiting:
-                time.sleep(POLL_S)
+                time.sleep(READY_POLL_S)
                 waiting = [handle for handle in waiting if _keep_starting(handle, to_start)]
         # Servers that didn't start together are started here, one after the other.
         for handle in to_start:
             _ = handle.server
         while further:
             further = [handle for handle in further if _keep_starting(handle, to_start)]
-            time.sleep(POLL_S)
+            time.sleep(READY_POLL_S)
 
     def fit_beside(self, specs: Sequence[ServerSpec]) -> bool:
         """Return whether the memory is enough for some servers next to those that run.

@@ -41,7 +41,7 @@ _COMPLETE: set[tuple[Path, HubModel]] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class FetchOutput:
     """Where a fetch reports its progress.
 
     Attributes:
@@ -56,7 +56,7 @@ class Output:
     tell: Callable[[str], None]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DownloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a fetch will download.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     is_complete: bool
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class FetchFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a model can't be fetched.
 
     Attributes:
@@ -88,7 +88,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     has_token: bool
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class FetchMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of the program that fetches models.
 
     Its first message has its plan. Its second one comes once all models are there, and is empty.
@@ -99,8 +99,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         failure: Why a model can't be fetched; None if nothing has failed.
     """
 
-    plan: Plan | None = None
-    failure: Failure | None = None
+    plan: DownloadPlan | None = None
+    failure: FetchFailure | None = None
 
 
 def forget() -> None:
@@ -141,7 +141,7 @@ def _free_bytes(folder: str) -> int:
 def fetch_models(
     spec: ServerSpec,
     interpreters: Sequence[str],
-    output: Output,
+    output: FetchOutput,
     free_bytes: Callable[[str], int] = _free_bytes,
 ) -> None:
     """Fetch the models of a server that aren't in the hub's cache.
@@ -184,14 +184,14 @@ def fetch_models(
     # The program sends its plan first, and fetches only when it is told to.
     with child_process(command, log_path=output.log_path, environment=variables) as process:
         process.send(models)
-        plan = _answer_of(process, output).plan
+        plan = _message_from(process, output).plan
         if plan is None:
             raise _broken(process)
         if not plan.is_complete:
             _check_room(plan, models, free_bytes)
             output.tell(_described(plan, models))
             process.send("fetch")
-            _answer_of(process, output)
+            _message_from(process, output)
     _COMPLETE.update((cache, model) for model in models)
 
 
@@ -203,32 +203,32 @@ def _interpreter_with_hub(interpreters: Sequence[str], variables: Mapping[str, s
     return ""
 
 
-def _answer_of(process: SupervisedProcess, output: Output) -> Answer:
-    """Wait for the next answer of the program, and show its progress meanwhile.
+def _message_from(process: SupervisedProcess, output: FetchOutput) -> FetchMessage:
+    """Wait for the next message of the program, and show its progress meanwhile.
 
     Raises:
-        UnfetchedModelError: A model can't be fetched, or the program ended without an answer.
+        UnfetchedModelError: A model can't be fetched, or the program ended without a message.
     """
     while True:
-        while not _has_answer(process):
+        while not _has_message(process):
             check_signalled()
             progress = _last_progress(process)
             if progress:
                 output.show(progress)
-        # A line that isn't an answer is skipped. A module that the interpreter imports at its start
+        # A line that isn't a message is skipped. A module that the interpreter imports at its start
         # may have printed it.
         with contextlib.suppress(*UNREADABLE):
-            answer = process.receive(Answer)
+            message = process.receive(FetchMessage)
             break
-    if answer is None:
+    if message is None:
         raise _broken(process)
-    if answer.failure is not None:
-        raise _error_of(answer.failure)
-    return answer
+    if message.failure is not None:
+        raise _error_of(message.failure)
+    return message
 
 
-def _has_answer(process: SupervisedProcess) -> bool:
-    """Wait a moment, and return whether an answer has come or the process has ended."""
+def _has_message(process: SupervisedProcess) -> bool:
+    """Wait a moment, and return whether a message has come or the process has ended."""
     pipes = [pipe for pipe in (process.popen.stdout,) if pipe is not None]
     readable, _, _ = select.select(pipes, [], [], _SHOW_EVERY_S)
     return bool(readable)
@@ -242,7 +242,7 @@ def _last_progress(process: SupervisedProcess) -> str:
 
 
 def _broken(process: SupervisedProcess) -> UnfetchedModelError:
-    """Return the error of a program that ended without an answer."""
+    """Return the error of a program that ended without a message."""
     lines = process.last_lines().splitlines() or ["it printed nothing"]
     return UnfetchedModelError(
         f"the program that fetches models: ended early, {lines[-1]}; look at"
@@ -254,7 +254,7 @@ def _named(models: Sequence[HubModel]) -> str:
     return " and ".join(model for model, _ in models)
 
 
-def _described(plan: Plan, models: Sequence[HubModel]) -> str:
+def _described(plan: DownloadPlan, models: Sequence[HubModel]) -> str:
     """Return what is fetched and how much of it is missing."""
     missing = _size(plan.missing_bytes)
     total = _size(plan.total_bytes)
@@ -270,7 +270,9 @@ def _size(count_bytes: int) -> str:
     return f"{count_bytes} bytes"
 
 
-def _check_room(plan: Plan, models: Sequence[HubModel], free_bytes: Callable[[str], int]) -> None:
+def _check_room(
+    plan: DownloadPlan, models: Sequence[HubModel], free_bytes: Callable[[str], int]
+) -> None:
     """Check that the disk has room for the missing files.
 
     Raises:
@@ -286,7 +288,7 @@ def _check_room(plan: Plan, models: Sequence[HubModel], free_bytes: Callable[[st
     )
 
 
-def _error_of(failure: Failure) -> UnfetchedModelError:
+def _error_of(failure: FetchFailure) -> UnfetchedModelError:
     """Return the error of a model that can't be fetched, with what to do about it."""
     subject = f"hub model '{failure.model}'"
     if failure.code == "gated":

@@ -66,7 +66,7 @@ from specreg.servers.installer import (
 )
 from specreg.servers.interpreters import PYTHON_CHOICE, installed_version, why_no_module
 from specreg.servers.memory import fit_together
-from specreg.servers.model_fetch import Output, fetch_models, hub_interpreters
+from specreg.servers.model_fetch import FetchOutput, fetch_models, hub_interpreters
 from specreg.telemetry.devices import devices_of
 from specreg.telemetry.identity import Gpus, find_gpus
 from specreg.telemetry.sensor import Device
@@ -339,7 +339,7 @@ class Provision:
     attached_control: Address | None = None
     tell: Callable[[str], None] = print
     waits: bool = True
-    fetch: Callable[[ServerSpec, Sequence[str], Output], None] = fetch_models
+    fetch: Callable[[ServerSpec, Sequence[str], FetchOutput], None] = fetch_models
     image: str = ""
     container_runtime: str = ""
 
@@ -576,7 +576,7 @@ class Provision:
         if self.image_of(spec):
             # The interpreter of an image can't be run here.
             python = ""
-        output = Output(log_path=log_path, show=self.show, tell=self.tell)
+        output = FetchOutput(log_path=log_path, show=self.show, tell=self.tell)
         self.fetch(spec, hub_interpreters(python), output)
 
     def install(self, case: Case) -> str:
@@ -806,7 +806,7 @@ def check_version(case: Case, version: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class EngineOrigin:
     """The place where an engine comes from.
 
     At most one of `version`, `python`, `source` and `image` is set. If none is, the engine is the
@@ -829,7 +829,7 @@ class Origin:
     image: str = ""
 
 
-def parse_origin(text: str) -> Origin:
+def parse_origin(text: str) -> EngineOrigin:
     """Return the origin that a side of a comparison names.
 
     Args:
@@ -842,7 +842,7 @@ def parse_origin(text: str) -> Origin:
     if text.startswith(_IMAGE):
         image = text.removeprefix(_IMAGE)
         if IMAGE_NAME.fullmatch(image):
-            return Origin(text=text, image=image)
+            return EngineOrigin(text=text, image=image)
         message = f"side '{text}': '{image}' isn't the name of an image; give image:NAME:TAG"
         raise UnsupportedError(message)
     engine = ""
@@ -857,7 +857,7 @@ def parse_origin(text: str) -> Origin:
             except InvalidVersion as error:
                 message = f"side '{text}': '{version}' isn't a version; {_GRAMMAR}"
                 raise UnsupportedError(message) from error
-            return Origin(text=text, engine=engine, version=version)
+            return EngineOrigin(text=text, engine=engine, version=version)
         if side_match := _ENGINE_AND_PLACE.fullmatch(text):
             engine = engine_named(side_match["engine"]).name
             location = side_match["place"]
@@ -866,12 +866,12 @@ def parse_origin(text: str) -> Origin:
     path = Path(os.path.expanduser(location)).absolute()  # noqa: PTH111
     python = path / "bin" / "python"
     if python.exists():
-        return Origin(text=text, engine=engine, python=str(python))
+        return EngineOrigin(text=text, engine=engine, python=str(python))
     is_wheel = path.suffix == ".whl" and path.is_file()
     if is_wheel or any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
-        return Origin(text=text, engine=engine, source=str(path))
+        return EngineOrigin(text=text, engine=engine, source=str(path))
     if path.is_file() and os.access(path, os.X_OK):
-        return Origin(text=text, engine=engine, python=str(path))
+        return EngineOrigin(text=text, engine=engine, python=str(path))
     message = f"side '{text}': nothing that can be installed or run is at '{location}'; {_GRAMMAR}"
     raise UnsupportedError(message)
 
@@ -915,7 +915,7 @@ def _output_of(*command: str) -> str:
 
 
 def provision_side(
-    origin: Origin,
+    origin: EngineOrigin,
     cases: Collection[Case],
     *,
     on_gpu: bool,

@@ -39,7 +39,7 @@ from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import is_older
 from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import (
-    DONE,
+    DONE_EVENT,
     Ask,
     Endpoint,
     EventSplitter,
@@ -50,7 +50,7 @@ from specreg.engines.wire_format import (
 )
 from specreg.servers.start_failures import why_not_started
 
-POLL_S = 0.2
+READY_POLL_S = 0.2
 """How long to wait between two requests to a server that isn't ready."""
 _PROBE_TIMEOUT_S = 60.0
 """How long one attempt at a first answer may take. Further attempts follow until the deadline."""
@@ -386,7 +386,7 @@ def identify(engine: Engine, address: Address, *, within_s: float) -> Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeResult:
     """The result of a first request; true if the server generated a token.
 
     Attributes:
@@ -403,7 +403,9 @@ class Probe:
         return self.generated
 
 
-def send_probe(server: ExpectedServer, *, timeout_s: float, form: Form = Form.COMPLETIONS) -> Probe:
+def send_probe(
+    server: ExpectedServer, *, timeout_s: float, form: Form = Form.COMPLETIONS
+) -> ProbeResult:
     """Request two tokens from a server, and return whether it generated any.
 
     Args:
@@ -426,32 +428,32 @@ def send_probe(server: ExpectedServer, *, timeout_s: float, form: Form = Form.CO
     wire_format = server.engine.wire_format
     path = wire_format.path(request)
     body = msgspec.json.encode(server.endpoint.without_refused(wire_format.body(request)))
-    within_s = min(_PROBE_TIMEOUT_S, max(POLL_S, timeout_s))
+    within_s = min(_PROBE_TIMEOUT_S, max(READY_POLL_S, timeout_s))
     health_within_s = min(_HEALTH_TIMEOUT_S, within_s)
     # Ask for the server's health first, because an engine that isn't ready may queue the request.
     try:
         health = ask(address, "GET", server.engine.health_path, within_s=health_within_s)
         if health.status != HTTPStatus.OK:
-            return Probe(generated=False, server_message=_quote_status(health))
+            return ProbeResult(generated=False, server_message=_quote_status(health))
         answer = ask(address, "POST", path, within_s=within_s, body=body)
     except AnswerError:
-        return Probe(generated=False)
+        return ProbeResult(generated=False)
     # A refusal is final. Any other error may go away, so its message is only noted.
     if _is_refusal(answer.status):
         raise ServerRefusedError(f"refused to generate, {quote_answer(answer.content)}")
     if answer.status != HTTPStatus.OK:
-        return Probe(generated=False, server_message=_quote_status(answer))
+        return ProbeResult(generated=False, server_message=_quote_status(answer))
     try:
         return _read_probe(answer.content, wire_format.new_parser(request))
     except ServerAnswerError as error:
         if error.status is not None and _is_refusal(error.status):
             raise ServerRefusedError(f"refused to generate, {error}") from error
-        return Probe(generated=False, server_message=str(error))
+        return ProbeResult(generated=False, server_message=str(error))
     except InvalidMeasurementError as error:
-        return Probe(generated=False, server_message=str(error))
+        return ProbeResult(generated=False, server_message=str(error))
 
 
-def _read_probe(content: bytes, parse_event: ParseEvent) -> Probe:
+def _read_probe(content: bytes, parse_event: ParseEvent) -> ProbeResult:
     """Return what a stream holds.
 
     Raises:
@@ -459,11 +461,11 @@ def _read_probe(content: bytes, parse_event: ParseEvent) -> Probe:
         InvalidMeasurementError: An event can't be parsed, or the stream ends within one.
     """
     splitter = EventSplitter()
-    events = [parse_event(event) for event in splitter.feed(content) if event != DONE]
+    events = [parse_event(event) for event in splitter.feed(content) if event != DONE_EVENT]
     has_token = any(event.tokens for event in events)
     splitter.check_rest(is_finished=has_token)
     has_text = any(event.text or event.thought for event in events)
-    return Probe(generated=has_token, has_uncounted_text=has_text and not has_token)
+    return ProbeResult(generated=has_token, has_uncounted_text=has_text and not has_token)
 
 
 def _is_refusal(status: int) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specreg.stats.percentiles import PER_E
-from specreg.stats.variance import NOTHING_KNOWN, Variance, shrunk, sum_of, variance_of
+from specreg.stats.variance import NO_PRIOR, Variance, shrunk, sum_of, variance_of
 
 Column = NDArray[np.float64]
 """One count for each prompt, of shape (prompts,)."""
@@ -266,7 +266,7 @@ def change_of_pairs(
         return None
     variances = [variance_of(pair) for pair in other_pairs]
     variances_of_others = [variance for variance in variances if variance is not None]
-    moderated = shrunk(variance_of(differences), variances_of_others, NOTHING_KNOWN)
+    moderated = shrunk(variance_of(differences), variances_of_others, NO_PRIOR)
     if moderated.freedom < _LEAST_FREEDOM:
         return None
     mean = math.fsum(differences) / len(differences)

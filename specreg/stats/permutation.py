@@ -13,8 +13,8 @@ BEGINNINGS_TOKENS = (1, 2, 3)
 """How many first tokens are compared. The first token comes from the prefill, and speculation
 begins with the second one."""
 SHUFFLES = 20_000
-"""With this many shuffles, a probability of `LEVEL` has a standard error of about 0.0002."""
-LEVEL = 1e-3
+"""The shuffles per test, with which `SAMPLING_LEVEL` has a standard error of about 0.0002."""
+SAMPLING_LEVEL = 1e-3
 """The probability that two servers with the same distribution are called different."""
 
 Draws = Sequence[Sequence[int]]

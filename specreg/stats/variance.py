@@ -27,7 +27,7 @@ class Variance:
     freedom: float
 
 
-NOTHING_KNOWN = Variance(value=0.0, freedom=0.0)
+NO_PRIOR = Variance(value=0.0, freedom=0.0)
 
 
 def variance_of(sample: Sequence[float]) -> Variance | None:
@@ -66,7 +66,7 @@ def shrunk(
     Args:
         case_variance: the case's own variance; None if it isn't known yet.
         variances_of_others: the variances of other cases on the same machine.
-        prior: the variance that is assumed where other cases show too little; `NOTHING_KNOWN` to
+        prior: the variance that is assumed where other cases show too little; `NO_PRIOR` to
             assume none.
     """
     usable_of_others = [variance for variance in variances_of_others if variance.freedom > 0]

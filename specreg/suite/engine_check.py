@@ -36,7 +36,7 @@ from specreg.verdicts.history import settings_sha256
 from specreg.verdicts.multiple_testing import draw_of
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict, with_remark
 
-FOLDER = "engines"
+ENGINES_FOLDER = "engines"
 """The folder, below the run's, for gates between two versions. Each case has a folder in it."""
 _LAUNCHES = 8
 """The most launches of each side. With four launches a gate always finds a loss of 30 %, and with
@@ -365,7 +365,7 @@ def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, .
 
 def _folder_of(check: EngineCheck, context: RunContext) -> Path:
     """Return the folder of the gate on the case of a check."""
-    return context.run_folder / FOLDER / check.case.id
+    return context.run_folder / ENGINES_FOLDER / check.case.id
 
 
 def _gate_options(check: EngineCheck, context: RunContext) -> GateOptions:

@@ -19,7 +19,7 @@ from specreg.suite.benchmarks import round_times_s
 from specreg.suite.document import report_of
 from specreg.suite.remarks import remarks_of
 from specreg.suite.result import RunResult
-from specreg.verdicts.history import RunOrigin, RunRecord, record_history, run_record
+from specreg.verdicts.history import RunRecord, SourceRun, record_history, run_record
 
 VERDICT_FILE = "verdict.json"
 
@@ -114,7 +114,7 @@ def add_to_history(result: RunResult) -> None:
         if measurements and verdicts and not was_added_before:
             baseline = context.exact_baseline(case)
             settings = context.settings(case)
-            origin = RunOrigin(
+            origin = SourceRun(
                 run=context.name,
                 machine=result.machine_of(case.id),
                 driver_version=result.driver_version,

@@ -29,7 +29,7 @@ from specreg.runs.plan import next_step
 from specreg.suite.configure import load_cases
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.merged_shards import MergedShards
-from specreg.suite.night import judge_of, night_of
+from specreg.suite.night import judge_of, night_goal
 from specreg.suite.options import Options
 from specreg.suite.plan import COPIED, RunPlan, matrix_sha256
 from specreg.suite.run import Run
@@ -105,7 +105,7 @@ def _joined_run(
     """Return the run that judges all that its shards have measured, and measures nothing itself."""
     judge = judge_of(context, selection, ledger, Timeline(), merged)
     judge.ask_all()
-    night = night_of(context, selection, judge)
+    night = night_goal(context, selection, judge)
     return Run(
         context=context,
         selection=selection,

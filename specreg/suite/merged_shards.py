@@ -10,8 +10,8 @@ from specreg.core.reasons import Reason
 from specreg.core.timeline import RunTime
 from specreg.matrix.case import Case
 from specreg.matrix.models import served_models
-from specreg.runs.ledger import LEDGER, Entry, FailedLaunch, Ledger, MeasuredLaunch
-from specreg.runs.plan import Step
+from specreg.runs.ledger import LEDGER, FailedLaunch, Ledger, LedgerEntry, MeasuredLaunch
+from specreg.runs.plan import NightStep
 from specreg.suite.plan import RunPlan
 from specreg.suite.shard_runs import MeasuredShard
 from specreg.verdicts.verdict import Verdict
@@ -83,7 +83,7 @@ class MergedShards:
                 if case_id in by_id and ledger.check(case_id, check) is None:
                     ledger.add(line)
 
-    def why_missing(self, step: Step) -> FailedLaunch:
+    def why_missing(self, step: NightStep) -> FailedLaunch:
         """Return the entry that says why no shard has taken a step of the night."""
         (launch,) = step.launches
         reason = self._reason(launch.case, step.check, step.number)
@@ -155,7 +155,7 @@ class MergedShards:
         return names
 
 
-def _with_models_here(launch: MeasuredLaunch, case: Case, root: Path) -> Entry:
+def _with_models_here(launch: MeasuredLaunch, case: Case, root: Path) -> LedgerEntry:
     """Return a launch with the models of this repository, or why they can't be read."""
     try:
         target, draft = served_models(root, case.server)

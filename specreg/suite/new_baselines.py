@@ -21,7 +21,7 @@ from specreg.suite.result import RunResult
 from specreg.verdicts.detection import detects_against
 from specreg.verdicts.history import (
     History,
-    RunOrigin,
+    SourceRun,
     identical_to,
     noise_of,
     record_history,
@@ -131,7 +131,7 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     )
     recorded = record_measurements(measurements, settings, context.store, notes, complete=complete)
     if context.has_history and context.provision.attached is None:
-        origin = RunOrigin(
+        origin = SourceRun(
             run=context.name,
             machine=result.machine_of(case.id),
             driver_version=result.driver_version,

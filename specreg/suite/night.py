@@ -12,14 +12,14 @@ from specreg.matrix.case import Case
 from specreg.measurement.arm import StoppingRule
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
 from specreg.runs.execute import Settings
-from specreg.runs.goals import ATTEMPTS, CaseGoal, Further, Night
+from specreg.runs.goals import ATTEMPTS, CaseGoal, Further, NightGoal
 from specreg.runs.ledger import Ledger
 from specreg.runs.verdicts import LedgerJudge
 from specreg.stats.intervals import MORE_LAUNCHES, Look
 from specreg.suite.context import RunContext
 from specreg.suite.ledger_key import ledger_key
 from specreg.suite.merged_shards import MergedShards
-from specreg.suite.recording import undecided
+from specreg.suite.recording import undecided_cases
 from specreg.suite.selection import Selection, least_time_s
 from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.detection import MAX_LAUNCHES
@@ -110,9 +110,9 @@ def _references(
     )
 
 
-def night_of(context: RunContext, selection: Selection, judge: LedgerJudge) -> Night:
+def night_goal(context: RunContext, selection: Selection, judge: LedgerJudge) -> NightGoal:
     """Return the night of a run, whose judge tells which cases want further launches."""
-    night = Night.of(judge.goals, launches=context.launches)
+    night = NightGoal.of(judge.goals, launches=context.launches)
     return dataclasses.replace(
         night,
         attempts=judge.attempts,
@@ -136,7 +136,7 @@ def _further(context: RunContext, selection: Selection, judge: LedgerJudge) -> F
 
     def wanted(ledger: Ledger, cases: Sequence[Case]) -> Sequence[Case]:
         measurements = [launch.measurement for launch in ledger.measured]
-        return undecided(cases, selection.metrics_of, measurements, context.store)
+        return undecided_cases(cases, selection.metrics_of, measurements, context.store)
 
     return Further(
         wanted=wanted,
@@ -145,7 +145,7 @@ def _further(context: RunContext, selection: Selection, judge: LedgerJudge) -> F
     )
 
 
-def settings_of(context: RunContext, selection: Selection, ledger: Ledger) -> Settings:
+def night_settings(context: RunContext, selection: Selection, ledger: Ledger) -> Settings:
     """Return how the cases of a run are measured.
 
     Args:

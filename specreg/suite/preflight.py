@@ -26,7 +26,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id, resolve_model, widened_folders
 from specreg.matrix.prompts import load_case_prompts
 from specreg.report.document import Tone
-from specreg.report.parts import Table, VerdictLine, View
+from specreg.report.parts import Parts, Table, VerdictLine
 from specreg.report.tables import Layout
 from specreg.servers.build_tools import missing_tools
 from specreg.servers.images import find_image
@@ -44,7 +44,7 @@ _GIB = 2**30
 _EMPTY_GIB = 2.0
 """The most memory that the driver itself holds on a GPU, as far as is known."""
 _CLOCKS_SET_BY_APPLICATION = 0x2
-"""NVML's bit in `State.throttle_mask` for clocks that an application has set."""
+"""NVML's bit in `Severity.throttle_mask` for clocks that an application has set."""
 _CPU_ENVIRONMENT_GIB = 7.0
 """The size of the largest environment of an engine without a GPU so far."""
 _GPU_ENVIRONMENT_GIB = 10.0
@@ -58,7 +58,7 @@ _RUN_GIB = 0.5
 """Disk space for the logs, the ledger and the power samples of a run. A CPU run took 1.5 MB."""
 
 
-class State(enum.StrEnum):
+class Severity(enum.StrEnum):
     """What a finding means for a run: no problem, one that a run can live with, or an obstacle."""
 
     OK = "ok"
@@ -66,7 +66,7 @@ class State(enum.StrEnum):
     IN_THE_WAY = "in the way"
 
 
-class Finding(msgspec.Struct, frozen=True):
+class PreflightFinding(msgspec.Struct, frozen=True):
     """A finding about one subject, such as a GPU.
 
     Attributes:
@@ -80,10 +80,10 @@ class Finding(msgspec.Struct, frozen=True):
     subject: str
     says: str
     advice: str = ""
-    state: State = State.OK
+    state: Severity = Severity.OK
 
 
-def examine(context: RunContext) -> Iterator[Finding]:
+def examine(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield all findings about a machine and about what a run needs.
 
     If a check fails with an error, the error is its finding, and the other checks go on.
@@ -96,13 +96,13 @@ def examine(context: RunContext) -> Iterator[Finding]:
             yield _obstacle(subject, error)
         except OSError as error:
             says = f"couldn't be looked at: {cause_and_path_of(error)}"
-            yield Finding(subject, says, "mend that", State.IN_THE_WAY)
+            yield PreflightFinding(subject, says, "mend that", Severity.IN_THE_WAY)
         except Exception as error:  # noqa: BLE001 - the rest is still worth knowing
             says = f"couldn't be examined: {type(error).__name__}: {error}"
-            yield Finding(subject, says, "repair that, or report it", State.IN_THE_WAY)
+            yield PreflightFinding(subject, says, "repair that, or report it", Severity.IN_THE_WAY)
 
 
-def view_of_findings(findings: Sequence[Finding]) -> View:
+def view_of_findings(findings: Sequence[PreflightFinding]) -> Parts:
     """Return whether anything is in the way, and a row for each finding with its advice below."""
     rows = []
     for finding in findings:
@@ -111,8 +111,8 @@ def view_of_findings(findings: Sequence[Finding]) -> View:
             text = f"{text}\n→ {finding.advice}"
         rows.append((StyledText(finding.state, _STYLES[finding.state]), finding.subject, text))
     states = [finding.state for finding in findings]
-    obstacles = states.count(State.IN_THE_WAY)
-    notes = states.count(State.NOTE)
+    obstacles = states.count(Severity.IN_THE_WAY)
+    notes = states.count(Severity.NOTE)
     answer = "Nothing is in the way"
     if obstacles:
         answer = f"{counted(obstacles, 'thing')} in the way"
@@ -125,22 +125,22 @@ def view_of_findings(findings: Sequence[Finding]) -> View:
     )
 
 
-_STYLES = {State.OK: "green", State.NOTE: "yellow", State.IN_THE_WAY: "bold red"}
+_STYLES = {Severity.OK: "green", Severity.NOTE: "yellow", Severity.IN_THE_WAY: "bold red"}
 
 
-def _note(subject: str, says: str, advice: str) -> Finding:
+def _note(subject: str, says: str, advice: str) -> PreflightFinding:
     """Return a finding about a problem that a run can live with."""
-    return Finding(subject, says, advice, State.NOTE)
+    return PreflightFinding(subject, says, advice, Severity.NOTE)
 
 
-def _obstacle(subject: str, problem: object) -> Finding:
+def _obstacle(subject: str, problem: object) -> PreflightFinding:
     """Return a finding about an obstacle.
 
     Args:
         subject: the subject.
         problem: a message or an error whose first line ends with what to do about it.
     """
-    return Finding(subject, str(problem).splitlines()[0], state=State.IN_THE_WAY)
+    return PreflightFinding(subject, str(problem).splitlines()[0], state=Severity.IN_THE_WAY)
 
 
 def _runnable_cases(context: RunContext) -> list[Case]:
@@ -161,11 +161,12 @@ def _devices(context: RunContext) -> tuple[Device, ...]:
     return devices_of(used, os.environ)
 
 
-def _examine_processor(context: RunContext) -> Iterator[Finding]:
+def _examine_processor(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield the kind of machine, the processor, and a note if other programs use the processor."""
     here = current_environment(gpus=0)
-    yield Finding("environment", context.environment.name)
-    yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {counted(here.cores, 'core')}")
+    yield PreflightFinding("environment", context.environment.name)
+    cores = counted(here.cores, "core")
+    yield PreflightFinding("processor", f"{here.cpu}, {here.instruction_set}, {cores}")
     load = context.processor_load
     if load is not None and load.is_high:
         advice = (
@@ -174,16 +175,16 @@ def _examine_processor(context: RunContext) -> Iterator[Finding]:
         yield _note("speed", str(load), advice)
 
 
-def _examine_gpus(context: RunContext) -> Iterator[Finding]:
+def _examine_gpus(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield the properties of each GPU, and whether those that a run uses are free and cool."""
     gpus = gpus_of(context.options)
     on_gpu = context.provision.on_gpu
     if not gpus.devices and (on_gpu or gpus.is_unusable):
         yield _obstacle("GPUs", gpus.why_none)
     elif not gpus.devices:
-        yield Finding("GPUs", f"none: {gpus.why_none}")
+        yield PreflightFinding("GPUs", f"none: {gpus.why_none}")
     for remark in remarks_on(gpus):
-        yield Finding("GPUs", remark, state=State.NOTE)
+        yield PreflightFinding("GPUs", remark, state=Severity.NOTE)
     used_ids: set[str] = set()
     if on_gpu and gpus.devices:
         used_ids = {device.id for device in _devices(context)}
@@ -198,21 +199,21 @@ def _subject_of(device: Device) -> str:
     return f"GPU {device.number}"
 
 
-def _examine_gpu(device: Device, *, is_used: bool) -> Iterator[Finding]:
+def _examine_gpu(device: Device, *, is_used: bool) -> Iterator[PreflightFinding]:
     """Yield the properties of a GPU, and its problems if a run uses it.
 
     Raises:
         SensorError: a run uses the GPU, and it is busy or too hot, or can't be read.
     """
     subject = _subject_of(device)
-    yield Finding(subject, _facts_of(device))
+    yield PreflightFinding(subject, _facts_of(device))
     if not is_used:
         return
     # This process has no servers, so any process on the GPU belongs to another program.
     check_free([device], frozenset())
     check_cool([device])
     notes = [_note(subject, says, advice) for says, advice in _oddities_of(device)]
-    yield from notes or [Finding(subject, "free, no process computes on it")]
+    yield from notes or [PreflightFinding(subject, "free, no process computes on it")]
 
 
 def _facts_of(device: Device) -> str:
@@ -258,31 +259,31 @@ def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
         )
 
 
-def _examine_power(context: RunContext) -> Iterator[Finding]:
+def _examine_power(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield how the power of each device is measured."""
     try:
         for device in _devices(context):
             yield _power_of(device)
     except SensorError as error:
-        yield Finding("power", error.head, state=State.NOTE)
+        yield PreflightFinding("power", error.head, state=Severity.NOTE)
 
 
-def _power_of(device: Device) -> Finding:
+def _power_of(device: Device) -> PreflightFinding:
     """Return how the power of a device is measured.
 
     Raises:
         SensorError: the device can't be read.
     """
     if device.why_not:
-        return Finding("power", f"{device.name}: {device.why_not}", state=State.NOTE)
+        return PreflightFinding("power", f"{device.name}: {device.why_not}", state=Severity.NOTE)
     sensor = f"{device.name}, {device.scope} scope, by {device.sensor}"
     if open_probe(device).energy_mj() is None:
         advice = "energy is then summed from power, which is less exact"
         return _note("power", f"{sensor}: no energy counter", advice)
-    return Finding("power", f"{sensor}: energy counter")
+    return PreflightFinding("power", f"{sensor}: energy counter")
 
 
-def _examine_memory(context: RunContext) -> Iterator[Finding]:
+def _examine_memory(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield the free memory and, for a run without GPUs, whether the largest models fit into it."""
     left_gib = free_gib()
     needed_gib = 0.0
@@ -293,9 +294,9 @@ def _examine_memory(context: RunContext) -> Iterator[Finding]:
     if left_gib < needed_gib:
         says = f"{says}, and the models of the largest case take {needed_gib:.1f} GiB"
         advice = "end the programs that take the memory, or choose smaller models"
-        yield Finding("memory", says, advice, State.IN_THE_WAY)
+        yield PreflightFinding("memory", says, advice, Severity.IN_THE_WAY)
     else:
-        yield Finding("memory", says)
+        yield PreflightFinding("memory", says)
 
 
 def _models_of_case_gib(case: Case) -> float:
@@ -362,7 +363,7 @@ class _Need(NamedTuple):
     gib: float
 
 
-def _examine_disks(context: RunContext) -> Iterator[Finding]:
+def _examine_disks(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield for each disk whether it has room for what a run writes there."""
     # Estimate what is written to each folder.
     missing_gib = [
@@ -410,7 +411,7 @@ def _need(content: str, folder: Path, gib: float) -> _Need:
     return _Need(content, existing_folder(real_path(folder)), gib)
 
 
-def _examine_locks(context: RunContext) -> Iterator[Finding]:
+def _examine_locks(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield for the cache and for the folder of runs whether files there can be locked."""
     for folder in (cache_dir(), context.run_folder.parent):
         try:
@@ -418,10 +419,10 @@ def _examine_locks(context: RunContext) -> Iterator[Finding]:
         except SpecregError as error:
             yield _obstacle("locks", error)
         else:
-            yield Finding("locks", f"files in '{folder}' can be locked")
+            yield PreflightFinding("locks", f"files in '{folder}' can be locked")
 
 
-def _room_for(needs: Sequence[_Need], *, models_of_unknown_size: int) -> Finding:
+def _room_for(needs: Sequence[_Need], *, models_of_unknown_size: int) -> PreflightFinding:
     """Return whether a disk has room for all that is written to it."""
     left_gib = shutil.disk_usage(needs[0].folder).free / _GIB
     needed_gib = sum(need.gib for need in needs)
@@ -430,12 +431,12 @@ def _room_for(needs: Sequence[_Need], *, models_of_unknown_size: int) -> Finding
     if models_of_unknown_size and "models" in contents:
         says = f"{says}, without {models_of_unknown_size} model(s) of unknown size"
     if left_gib >= needed_gib:
-        return Finding("disk", says)
+        return PreflightFinding("disk", says)
     advice = "make room, or name other folders: SPECREG_CACHE, HF_HUB_CACHE, --specreg-runs"
-    return Finding("disk", says, advice, State.IN_THE_WAY)
+    return PreflightFinding("disk", says, advice, Severity.IN_THE_WAY)
 
 
-def _examine_shared_memory(context: RunContext) -> Iterator[Finding]:
+def _examine_shared_memory(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield whether there is enough shared memory, if a server uses several GPUs."""
     if not context.provision.on_gpu or context.provision.attached is not None:
         return
@@ -443,16 +444,16 @@ def _examine_shared_memory(context: RunContext) -> Iterator[Finding]:
         yield shared_memory(shutil.disk_usage(_SHARED_MEMORY).free / _GIB)
 
 
-def shared_memory(left_gib: float) -> Finding:
+def shared_memory(left_gib: float) -> PreflightFinding:
     """Return whether so much free shared memory is enough for servers on several GPUs."""
     says = f"{left_gib:.1f} GiB free in {_SHARED_MEMORY}"
     if left_gib >= _SHARED_MEMORY_GIB:
-        return Finding("shared memory", says)
-    return Finding(
+        return PreflightFinding("shared memory", says)
+    return PreflightFinding(
         "shared memory",
         f"{says}, and NCCL and the engines need {_SHARED_MEMORY_GIB:.0f} GiB to connect GPUs",
         "start the container with --ipc=host or --shm-size=16g",
-        State.IN_THE_WAY,
+        Severity.IN_THE_WAY,
     )
 
 
@@ -463,32 +464,32 @@ def _images_needed(context: RunContext) -> Sequence[str]:
     return [name for name in dict.fromkeys(names) if name]
 
 
-def _examine_engines(context: RunContext) -> Iterator[Finding]:
+def _examine_engines(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield which engines are installed already, and which the first run will install."""
     for requirement, is_installed_already in _engines_needed(context).items():
         if is_installed_already:
-            yield Finding("engine", f"{requirement.pin} is installed")
+            yield PreflightFinding("engine", f"{requirement.pin} is installed")
         else:
             advice = "the first run installs it, which takes minutes and 3 to 11 GB"
             yield _note("engine", f"{requirement.pin} isn't installed yet", advice)
 
 
-def _examine_containers(context: RunContext) -> Iterator[Finding]:
+def _examine_containers(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield what runs the containers of the cases that name an image, and which images are here."""
     names = _images_needed(context)
     if not names:
         return
     runtime = context.provision.runtime
-    yield Finding("containers", f"{runtime} {runtime.check()}")
+    yield PreflightFinding("containers", f"{runtime} {runtime.check()}")
     for name in names:
         image = find_image(runtime, name)
         if image is not None:
-            yield Finding("image", f"{name} is here, {image.digest}")
+            yield PreflightFinding("image", f"{name} is here, {image.digest}")
         else:
             yield _note("image", f"{name} isn't here yet", "the first run pulls it")
 
 
-def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
+def _examine_build_tools(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield, for each engine on a GPU, which of the tools for compiling its code are missing."""
     provision = context.provision
     if not provision.on_gpu or provision.attached is not None:
@@ -512,22 +513,26 @@ def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
             python, variables, compiles_kernels=compiles_kernels, is_installed=is_installed_already
         )
         findings = [
-            Finding("compilers", f"{name} lacks {tool.name}", tool.advice, State.IN_THE_WAY)
+            PreflightFinding(
+                "compilers", f"{name} lacks {tool.name}", tool.advice, Severity.IN_THE_WAY
+            )
             for tool in missing
         ]
         has_all = f"{name} has all tools that it needs"
         if findings:
             yield from findings
         elif not compiles_kernels:
-            yield Finding("compilers", has_all)
+            yield PreflightFinding("compilers", has_all)
         elif is_installed_already or named_home(variables):
             compiler = server_compiler(Path(python), variables)
             yield _toolkit(has_all, compiler, provision.cuda_release(spec))
         else:
-            yield Finding("compilers", f"{has_all}; its packages bring CUDA's compiler, nvcc")
+            yield PreflightFinding(
+                "compilers", f"{has_all}; its packages bring CUDA's compiler, nvcc"
+            )
 
 
-def _toolkit(says: str, compiler: Path | None, engine_release: str) -> Finding:
+def _toolkit(says: str, compiler: Path | None, engine_release: str) -> PreflightFinding:
     """Return which nvcc a server compiles with; a note if the engine was built for another CUDA.
 
     Args:
@@ -539,7 +544,7 @@ def _toolkit(says: str, compiler: Path | None, engine_release: str) -> Finding:
     release = "" if compiler is None else release_of(compiler)
     says = f"{says}; it compiles with CUDA {release}, '{compiler}'"
     if engine_release in {"", release}:
-        return Finding("compilers", says)
+        return PreflightFinding("compilers", says)
     advice = (
         "unset CUDA_HOME and CUDA_PATH, or set CUDA_HOME to the folder of a toolkit"
         f" {engine_release}; kernels of another release may not load"
@@ -547,7 +552,7 @@ def _toolkit(says: str, compiler: Path | None, engine_release: str) -> Finding:
     return _note("compilers", f"{says}, and its packages are for CUDA {engine_release}", advice)
 
 
-def _examine_models(context: RunContext) -> Iterator[Finding]:
+def _examine_models(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield for each model whether it is on this machine."""
     for reference, size_gib in _models_gib(context).items():
         size = "" if size_gib is None else f" (about {size_gib:.1f} GiB)"
@@ -557,7 +562,7 @@ def _examine_models(context: RunContext) -> Iterator[Finding]:
             yield _obstacle("model", error)
 
 
-def _model(context: RunContext, reference: str, size: str) -> Finding:
+def _model(context: RunContext, reference: str, size: str) -> PreflightFinding:
     """Return whether a model is on this machine.
 
     Raises:
@@ -565,23 +570,23 @@ def _model(context: RunContext, reference: str, size: str) -> Finding:
     """
     if not is_hub_id(reference):
         resolve_model(context.root, reference)
-        return Finding("model", f"{reference}: is there")
+        return PreflightFinding("model", f"{reference}: is there")
     if not is_installed():
         says = f"{reference}: only huggingface_hub can tell whether it is in the hub's cache"
         return _note("model", says, install_command("datasets"))
     if is_cached(reference):
-        return Finding("model", f"{reference}: in the hub's cache")
+        return PreflightFinding("model", f"{reference}: in the hub's cache")
     says = f"{reference}: not in the hub's cache{size}"
     if is_offline():
         advice = "unset HF_HUB_OFFLINE, or fetch it where the hub can be reached"
-        return Finding("model", says, advice, State.IN_THE_WAY)
+        return PreflightFinding("model", says, advice, Severity.IN_THE_WAY)
     refusal = why_unfetchable(reference)
     if refusal:
         return _obstacle("model", refusal)
     return _note("model", says, "a run fetches it before it starts the server")
 
 
-def _examine_datasets(context: RunContext) -> Iterator[Finding]:
+def _examine_datasets(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield for each dataset how many prompts it has on this machine."""
     cases_by_dataset = {case.request.dataset: case for case in _runnable_cases(context)}
     for name, case in cases_by_dataset.items():
@@ -589,7 +594,7 @@ def _examine_datasets(context: RunContext) -> Iterator[Finding]:
         try:
             if dataset_named(name).tokens is None:
                 says = counted(len(load_case_prompts(context.root, case)), "prompt")
-            yield Finding("dataset", f"{name}: {says}")
+            yield PreflightFinding("dataset", f"{name}: {says}")
         except ModelError:
             # `_examine_models` yields a finding about the model.
             continue
@@ -597,7 +602,7 @@ def _examine_datasets(context: RunContext) -> Iterator[Finding]:
             yield _obstacle("dataset", error)
 
 
-def _examine_baselines(context: RunContext) -> Iterator[Finding]:
+def _examine_baselines(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield the baselines that can't be read, and how many cases have one."""
     store = context.store
     for problem in read_baselines(baseline_files(store.folder))[1]:
@@ -607,13 +612,13 @@ def _examine_baselines(context: RunContext) -> Iterator[Finding]:
     name = context.environment.name
     says = f"{recorded} of {len(cases)} case(s) have one in '{name}' to compare with"
     if recorded == len(cases):
-        yield Finding("baselines", says)
+        yield PreflightFinding("baselines", says)
     else:
         command = record_command((), context.store.options)
         yield _note("baselines", says, f"record them: {command}")
 
 
-def _examine_cases(context: RunContext) -> Iterator[Finding]:
+def _examine_cases(context: RunContext) -> Iterator[PreflightFinding]:
     """Yield how many cases can run, which cases a run skips, and which would stop it at once."""
     refused: dict[str, str] = {}
     runnable_cases = _runnable_cases(context)
@@ -626,10 +631,10 @@ def _examine_cases(context: RunContext) -> Iterator[Finding]:
     count = len(runnable_cases) - len(refused)
     says = f"{count} of {len(tier.cases)} cases of tier '{tier.name}' run here"
     if count:
-        yield Finding("cases", says)
+        yield PreflightFinding("cases", says)
     else:
         advice = "follow the advice in the lines below, or choose another tier"
-        yield Finding("cases", says, advice, State.IN_THE_WAY)
+        yield PreflightFinding("cases", says, advice, Severity.IN_THE_WAY)
     for case_ids, reason in _by_reason(refused):
         yield _obstacle("cases", f"{case_ids}: {reason}")
     for case_ids, reason in _by_reason(why_unfit(context)):

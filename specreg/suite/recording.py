@@ -64,7 +64,7 @@ def more_launches_decide(metric: Metric, case: Case, launches: int, spread: Spre
     return final_loss_frac <= tolerance_frac or is_guess
 
 
-def undecided(
+def undecided_cases(
     cases: Sequence[Case],
     metrics_of: Callable[[Case], Sequence[Metric]],
     measurements: Sequence[Measurement],

@@ -13,8 +13,8 @@ from specreg.matrix.case import Case, in_run_order
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Metric
 from specreg.runs.execute import NightExecutor
-from specreg.runs.goals import CaseLaunch, EngineCheck, Night, Stage
-from specreg.runs.ledger import Checked, Entry, FailedLaunch, Ledger, MeasuredLaunch
+from specreg.runs.goals import CaseLaunch, EngineCheck, NightGoal, Stage
+from specreg.runs.ledger import Checked, FailedLaunch, Ledger, LedgerEntry, MeasuredLaunch
 from specreg.runs.plan import engine_check, is_tried, next_step
 from specreg.runs.verdicts import Asked, LedgerJudge
 from specreg.servers.handle import ServerHandle
@@ -100,7 +100,7 @@ class Run:
     selection: Selection
     ledger: Ledger
     judge: LedgerJudge
-    night: Night
+    night: NightGoal
     executor: NightExecutor | None = None
     shards: MergedShards | None = None
     noted: TestNotes = field(default_factory=TestNotes)
@@ -185,7 +185,7 @@ class Run:
             raise self._error(case, number, check.name)
         return self._verdicts(case.id)[Asked(case.id, check.name, number)]
 
-    def _part(self, case: Case) -> Night:
+    def _part(self, case: Case) -> NightGoal:
         """Return the part of the night that this process measures, for a test of a case.
 
         A part of a run goes through the launches of one server, because it doesn't know whether the
@@ -199,7 +199,7 @@ class Run:
             if stage.number == number and case in stage.cases:
                 self.judge.ask(stage.cases, number)
 
-    def _advance(self, night: Night) -> None:
+    def _advance(self, night: NightGoal) -> None:
         """Take all steps that a night has left."""
         # All tests of a server group ask the same, and the plan of a long night takes a moment.
         goal = (night.only, night.last_stage, len(self.judge.asked))
@@ -227,7 +227,7 @@ class Run:
             self.ledger.extend(self._compare(check, measure))
         self.end()
 
-    def _compare(self, check: EngineCheck, measure: Measure) -> Iterator[Entry]:
+    def _compare(self, check: EngineCheck, measure: Measure) -> Iterator[LedgerEntry]:
         """Measure two versions of an engine, and yield what was found of each metric, or why not.
 
         If something goes wrong here, or the user interrupts it, the other verdicts stay as they

@@ -32,7 +32,7 @@ from specreg.suite.context import RunContext
 from specreg.suite.selection import Selection, least_time_s
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
-SHARDS = Path(".specreg/shards.json")
+SHARDS_FILE = Path(".specreg/shards.json")
 """The file in the repository to which the shards are written for other programs."""
 _S_PER_MIN = 60
 
@@ -207,7 +207,7 @@ def list_shards(root: Path, shards: Sequence[Shard]) -> str:
         minutes = _expected_s(shard.groups) / _S_PER_MIN
         cases = " ".join(shard.case_ids) or "none"
         lines.append(f"{shard.number:>5}  {gpus:>4}  {memory:>11}  {minutes:>7.1f}  {cases}")
-    path = root / SHARDS
+    path = root / SHARDS_FILE
     record_document(path, shards)
     return "\n".join((*lines, f"as JSON: {path}"))
 

@@ -17,7 +17,7 @@ from specreg.suite.context import RunContext
 from specreg.suite.document import LOGS_FOLDER
 from specreg.suite.ledger_key import ledger_key
 from specreg.suite.live_page import LivePage
-from specreg.suite.night import judge_of, night_of, settings_of
+from specreg.suite.night import judge_of, night_goal, night_settings
 from specreg.suite.plan import PLAN, plan_of
 from specreg.suite.run import Run
 from specreg.suite.selection import Selection
@@ -54,7 +54,7 @@ def start_run(
     for line in filter(None, map(large_file_line, ledgers)):
         context.provision.show(line)
     ledger.read(ledgers)
-    for name in take_over(ledger, selection, context):
+    for name in take_over_run(ledger, selection, context):
         progress.run.begin(name)
     timeline = Timeline(listener=progress.watch)
     judge = judge_of(context, selection, ledger, timeline)
@@ -77,14 +77,14 @@ def start_run(
         selection=selection,
         ledger=ledger,
         judge=judge,
-        night=night_of(context, selection, judge),
+        night=night_goal(context, selection, judge),
         executor=NightExecutor(
             root=context.root,
             run_folder=context.run_folder,
             provision=context.provision,
             servers=servers,
             ledger=ledger,
-            settings=settings_of(context, selection, ledger),
+            settings=night_settings(context, selection, ledger),
             timeline=timeline,
             on_begin=begin,
             count=progress.run.count,
@@ -93,7 +93,7 @@ def start_run(
     return run
 
 
-def take_over(ledger: Ledger, selection: Selection, context: RunContext) -> list[str]:
+def take_over_run(ledger: Ledger, selection: Selection, context: RunContext) -> list[str]:
     """Take over what an interrupted run has measured and checked with the settings of now.
 
     Returns:

@@ -15,10 +15,10 @@ from typing import Any
 from specreg.core.errors import NoGpuError, SensorError
 from specreg.telemetry.sensor import (
     Device,
+    DeviceState,
     HiddenGpu,
     Probe,
     Scope,
-    State,
     changed_limit,
     number_in,
 )
@@ -68,14 +68,14 @@ class _Gpu(Probe):
             return None
         return int(ticks * count["counter_resolution"] / _UJ_PER_MJ)
 
-    def state(self) -> State:
+    def state(self) -> DeviceState:
         power = self._ask("amdsmi_get_power_info") or {}
         activity = self._ask("amdsmi_get_gpu_activity") or {}
         utilisation_frac: float | None = None
         utilisation_percent = _number(activity.get("gfx_activity"))
         if utilisation_percent is not None:
             utilisation_frac = utilisation_percent / _PERCENT
-        return State(
+        return DeviceState(
             average_mw=_power_mw(power.get("average_socket_power")),
             instant_mw=_power_mw(power.get("current_socket_power")),
             sm_clock_mhz=self._clock_mhz("GFX"),

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from specreg.core.errors import SensorError
-from specreg.core.processes import describe
+from specreg.core.processes import describe_process
 from specreg.telemetry import amd, nvml, rapl
 from specreg.telemetry.gpus import find_visible
-from specreg.telemetry.sensor import Device, Probe, State
+from specreg.telemetry.sensor import Device, DeviceState, Probe
 
 THROTTLE_REASONS = {
     0x1: "idle",
@@ -67,7 +67,7 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     return devices[:gpus] if gpus else devices
 
 
-def throttling_of(states: Sequence[State]) -> tuple[float, str]:
+def throttling_of(states: Sequence[DeviceState]) -> tuple[float, str]:
     """Return in which share of its states a device was held back by heat or a lack of power.
 
     Args:
@@ -136,7 +136,7 @@ def check_free(
             continue
         foreign_pids = pids - our_pids
         if foreign_pids:
-            processes = ", ".join(map(describe, sorted(foreign_pids)))
+            processes = ", ".join(map(describe_process, sorted(foreign_pids)))
             raise SensorError(
                 f"DEVICE_SHARED: {device.name}, number {device.number}: used by {processes}; end"
                 f" it, or choose another GPU with {device.selector}"

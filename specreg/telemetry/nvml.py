@@ -15,10 +15,10 @@ from specreg.core.readable import readable_line
 from specreg.telemetry.sensor import (
     MAX_PLAUSIBLE_MEMORY_BYTES,
     Device,
+    DeviceState,
     HiddenGpu,
     Probe,
     Scope,
-    State,
     VisibleGpus,
     changed_limit,
     number_in,
@@ -98,12 +98,12 @@ class _Gpu(Probe):
     def energy_mj(self) -> int | None:
         return _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self.handle)
 
-    def state(self) -> State:
+    def state(self) -> DeviceState:
         handle = self.handle
         average_mw, instant_mw = _power(handle, self.scope)
         utilisation = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
         memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        return State(
+        return DeviceState(
             average_mw=average_mw,
             instant_mw=instant_mw,
             sm_clock_mhz=_ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),

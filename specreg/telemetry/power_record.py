@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 
 from specreg.core.errors import InvalidMeasurementError, SensorError
-from specreg.core.processes import describe
+from specreg.core.processes import describe_process
 from specreg.core.reasons import Reason
 from specreg.telemetry.devices import throttle_reasons, throttling_of
-from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span
-from specreg.telemetry.sensor import Device, State
+from specreg.telemetry.sampler import EVERY_NS, DeviceSample, PowerTrace, Span
+from specreg.telemetry.sensor import Device, DeviceState
 
 SHORTEST_S = 10.0
 """The shortest block that is judged. In a shorter one, the error of the ends may exceed 1 %."""
@@ -276,7 +276,7 @@ def check_counter(name: str, energy: Energy) -> None:
         )
 
 
-def averaging_lag_ns(samples: Sequence[Sample]) -> int:
+def averaging_lag_ns(samples: Sequence[DeviceSample]) -> int:
     """Return how far a device's average power lags behind, in nanoseconds.
 
     On most cards NVML's average power covers the last second. GA100 and older chips answer the same
@@ -339,13 +339,15 @@ def _deviation_from_counter(
     return float(np.mean(residuals_mj**2))
 
 
-def integral_j(samples: Sequence[Sample], span: Span, field: str, lag_ns: int = 0) -> float | None:
+def integral_j(
+    samples: Sequence[DeviceSample], span: Span, field: str, lag_ns: int = 0
+) -> float | None:
     """Integrate the power of samples over a span, linearly interpolated between them.
 
     Args:
         samples: The samples of a device.
         span: The span.
-        field: The field of `State` with the power.
+        field: The field of `DeviceState` with the power.
         lag_ns: How long before the sample the power was drawn; half of the averaged time for an
             average.
 
@@ -387,7 +389,7 @@ def check_not_throttled(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> 
         InvalidMeasurementError: `THROTTLED`, a device was held back.
     """
     for trace in traces:
-        states: list[State] = []
+        states: list[DeviceState] = []
         for span in spans:
             states += trace.states(span)
         frac, causes = throttling_of(states)
@@ -424,7 +426,7 @@ def check_alone(
             _, earliest_pids = lists[0]
             foreign_pids = pids - earliest_pids
         if foreign_pids:
-            processes = ", ".join(map(describe, sorted(foreign_pids)))
+            processes = ", ".join(map(describe_process, sorted(foreign_pids)))
             raise InvalidMeasurementError(
                 "DEVICE_SHARED", device=trace.device.name, processes=processes
             )
@@ -592,7 +594,7 @@ def power_over_time(traces: Sequence[PowerTrace], span: Span) -> tuple[float, ..
     return tuple(round(energy_mj / _MJ_PER_J / part_s, 2) for energy_mj in drawn_mj)
 
 
-def _energy_curve(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
+def _energy_curve(samples: Sequence[DeviceSample]) -> tuple[np.ndarray, np.ndarray]:
     """Return moments in ns and the energy in mJ up to each, by the counter or the sum of powers."""
     reads = [(sample.at_ns, sample.energy_mj) for sample in samples if sample.energy_mj is not None]
     if reads:

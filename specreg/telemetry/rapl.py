@@ -10,7 +10,7 @@ from specreg.telemetry.sensor import Device, Probe, Scope
 _UJ_PER_MJ = 1000
 _UW_PER_W = 10**6
 _MACHINE_ID_CHARACTERS = 12
-FOLDER = Path("/sys/class/powercap")
+POWERCAP = Path("/sys/class/powercap")
 _DENIED = (
     "RAPL: no permission to read '{}'; as root, let one group that you belong to read it (not"
     " everybody, because the counter lets programs spy on one another, CVE-2020-8694)"
@@ -45,7 +45,7 @@ class _Package(Probe):
         return (self._wrapped_uj + energy_uj) // _UJ_PER_MJ
 
 
-def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> tuple[Device, ...]:
+def find(folder: Path = POWERCAP, machine: Path = Path("/etc/machine-id")) -> tuple[Device, ...]:
     """Return the processors of this machine.
 
     Args:
@@ -87,7 +87,7 @@ def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> tupl
     return tuple(devices)
 
 
-def open_probe(device: Device, folder: Path = FOLDER) -> Probe:
+def open_probe(device: Device, folder: Path = POWERCAP) -> Probe:
     """Return a probe that reads the energy of a processor.
 
     Raises:

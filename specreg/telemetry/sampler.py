@@ -22,7 +22,7 @@ from specreg.core.errors import SensorError
 from specreg.core.files import UNREADABLE
 from specreg.core.processes import SupervisedProcess, child_process
 from specreg.telemetry.devices import open_probe
-from specreg.telemetry.sensor import Device, Probe, State
+from specreg.telemetry.sensor import Device, DeviceState, Probe
 
 Span = tuple[int, int]
 """The start and the end of a period, in nanoseconds of the monotonic clock."""
@@ -47,7 +47,7 @@ _NS_PER_S = 10**9
 _NICENESS = -10
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A reading of a device.
 
     Attributes:
@@ -62,7 +62,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     device_index: int
     at_ns: int
     energy_mj: int | None = None
-    state: State = State()
+    state: DeviceState = DeviceState()
     pids: tuple[int, ...] | None = None
     lost: str = ""
 
@@ -79,15 +79,15 @@ class PowerTrace:
     """
 
     device: Device
-    samples: list[Sample] = field(default_factory=list)
-    lost_sample: Sample | None = None
+    samples: list[DeviceSample] = field(default_factory=list)
+    lost_sample: DeviceSample | None = None
 
-    def within(self, span: Span) -> list[Sample]:
+    def within(self, span: Span) -> list[DeviceSample]:
         """Return the samples of a span, including those at its two ends."""
         start_ns, end_ns = span
         return [sample for sample in self.samples if start_ns <= sample.at_ns <= end_ns]
 
-    def states(self, span: Span) -> list[State]:
+    def states(self, span: Span) -> list[DeviceState]:
         """Return the states in a span, or those just before and after it if it has no sample."""
         samples = self.within(span)
         if not samples:
@@ -178,7 +178,7 @@ def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:
         The trace of each device, in the same order; without samples if there is no file.
     """
     traces = [PowerTrace(device=device) for device in devices]
-    decoder = msgspec.json.Decoder(Sample)
+    decoder = msgspec.json.Decoder(DeviceSample)
     with contextlib.suppress(OSError, *UNREADABLE), path.open("rb") as file:
         for line in file:
             sample = decoder.decode(line)
@@ -192,7 +192,7 @@ def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:
 
 def sample_devices(
     probes: Sequence[Probe],
-    write: Callable[[Sample], None],
+    write: Callable[[DeviceSample], None],
     *,
     wait_until: Callable[[int], bool],
     clock: Callable[[], int],
@@ -218,10 +218,10 @@ def sample_devices(
                 state = probe.state()
                 processes = None if rounds % _PROCESSES_EVERY else probe.processes()
             except SensorError as error:
-                write(Sample(device_index=device_index, at_ns=clock(), lost=str(error)))
+                write(DeviceSample(device_index=device_index, at_ns=clock(), lost=str(error)))
                 del open_probes[device_index]
                 continue
-            sample = Sample(
+            sample = DeviceSample(
                 device_index=device_index,
                 at_ns=at_ns,
                 energy_mj=energy_mj,
@@ -262,7 +262,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
 
-    def write(sample: Sample) -> None:
+    def write(sample: DeviceSample) -> None:
         os.write(sys.stdout.fileno(), msgspec.json.encode(sample) + b"\n")
 
     sample_devices(probes, write, wait_until=_wait_until, clock=time.monotonic_ns)

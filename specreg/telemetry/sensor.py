@@ -128,7 +128,7 @@ class VisibleGpus:
     hidden: tuple[HiddenGpu, ...]
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeviceState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of a device at a moment. A field is None if the device doesn't report it.
 
     Attributes:
@@ -163,9 +163,9 @@ class Probe(Protocol):
         """Read the energy counter, in mJ since some moment in the past."""
         return None
 
-    def state(self) -> State:
+    def state(self) -> DeviceState:
         """Read the current power, clocks, temperature, utilisation and memory."""
-        return State()
+        return DeviceState()
 
     def processes(self) -> Mapping[int, int | None] | None:
         """Return the memory in bytes of each process that computes on the device, by process id.

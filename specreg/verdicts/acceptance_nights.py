@@ -10,7 +10,7 @@ from specreg.baselines.comparison import without_extension
 from specreg.baselines.schema import Baseline, load_acceptance
 from specreg.judging.fold import LOST, Fold, Night
 from specreg.judging.samples import level_of
-from specreg.judging.spread import Spread
+from specreg.judging.spread import SpreadEstimator
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.verdicts.history import RunRecord, baseline_sha256
 from specreg.verdicts.night_samples import runs_of_level
@@ -88,7 +88,9 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
             continue
         runs.append(record.run)
         is_wrong = record.outcomes.get(metric.name) == Outcome.WRONG
-        levels.append(math.nan if is_wrong else _level(metric, record.values_of(metric.name)))
+        levels.append(
+            math.nan if is_wrong else _level(metric, record.values_per_launch(metric.name))
+        )
         software.append(whole_software(record.engine_version, record.draft_sha256, record.software))
     level_tonight = _level(metric, [tonight])
     if math.isnan(levels[0]) or math.isnan(level_tonight):
@@ -96,7 +98,7 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
     # The baseline and tonight differ by the error of both.
     night_frac = max(error_frac / math.sqrt(2), _LEAST_SPREAD)
     fold = Fold(
-        Spread([np.array([0])], night_frac, 0.0),
+        SpreadEstimator([np.array([0])], night_frac, 0.0),
         np.array([tolerance_frac]),
         fewest_decisions=decisions,
     )

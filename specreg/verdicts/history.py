@@ -101,7 +101,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     accepted: bool = False
     lost: bool = False
 
-    def values_of(self, metric: str) -> list[float]:
+    def values_per_launch(self, metric: str) -> list[float]:
         """Return a metric's value on each launch, or only their mean if the record has no more."""
         if metric in self.launch_values:
             return self.launch_values[metric]
@@ -173,7 +173,7 @@ def baseline_sha256(baseline: Baseline | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrigin:
+class SourceRun:
     """The run that a record comes from.
 
     Attributes:
@@ -194,7 +194,7 @@ class RunOrigin:
 
 
 def run_record(
-    origin: RunOrigin,
+    origin: SourceRun,
     launches: Sequence[Measurement],
     verdicts: Sequence[Verdict],
     settings: CaseSettings,

@@ -516,7 +516,7 @@ def _undecided_acceptance(verdict: Verdict, evidence: BaselineComparison) -> Ver
     # at least, because a smaller change would hardly help.
     needed_prompts = max(2.0, ratio**2) * prompts
     remedy = f"raise {evidence.baselines.prompts_setting} to about {needed_prompts:.0f}"
-    reason = undecided(comparison, counted(prompts, "prompt"), remedy)
+    reason = undecided_reason(comparison, counted(prompts, "prompt"), remedy)
     # Further launches replay the same prompts, so no number of them would decide.
     return dataclasses.replace(verdict, reason=reason, needed_launches=0, needed_nights=0)
 
@@ -624,7 +624,7 @@ def _describe_other_counting(evidence: BaselineComparison) -> Reason | None:
     return Reason.of("counted_differently", versions=changes, difference=difference)
 
 
-def undecided(comparison: Comparison, amount: str, remedy: str = "") -> Reason:
+def undecided_reason(comparison: Comparison, amount: str, remedy: str = "") -> Reason:
     """Say how small a loss tonight can detect, next to the tolerance.
 
     Args:

@@ -96,7 +96,7 @@ def _sample_of_run(metric: Metric, engine: str, record: RunRecord) -> Sample | N
         record.case_id,
         record.engine or engine,
         began_s=began_s(record.run),
-        values=record.values_of(metric.name),
+        values=record.values_per_launch(metric.name),
         control_values=record.control_values.get(metric.name, ()),
     )
     if not sample.logs:

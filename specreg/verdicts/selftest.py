@@ -19,7 +19,7 @@ import numpy as np
 from specreg.acceptance.record import AcceptanceRecord, PromptAcceptance, Source, StepCounts, View
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.schema import (
-    SCHEMA_VERSION,
+    BASELINE_SCHEMA_VERSION,
     Baseline,
     Provenance,
     StoredAcceptance,
@@ -80,7 +80,7 @@ class AcceptanceLoss:
     most_used_frac: float = 2.0
 
 
-NOTHING = AcceptanceLoss(
+NO_LOSS = AcceptanceLoss(
     name="nothing",
     most_passed_frac=1.0,
     most_undecided_frac=0.01,
@@ -88,7 +88,7 @@ NOTHING = AcceptanceLoss(
     most_used_frac=1.03,
 )
 LOSSES = (
-    NOTHING,
+    NO_LOSS,
     AcceptanceLoss(name="AL - 1: -5 % (AL: -3 %)", loss_frac=0.05),
     AcceptanceLoss(name="AL - 1: -7.5 %", loss_frac=0.075, least_regressed_frac=0.8),
     AcceptanceLoss(name="AL - 1: -10 %", loss_frac=0.1, least_regressed_frac=0.95),
@@ -229,7 +229,7 @@ def try_loss(loss: AcceptanceLoss, trials: int, world: "World") -> tuple[Counter
 
 def _baseline(acceptance: StoredAcceptance | None) -> Baseline:
     return Baseline(
-        schema_version=SCHEMA_VERSION,
+        schema_version=BASELINE_SCHEMA_VERSION,
         case=_SETTINGS,
         environment=_ENVIRONMENT,
         provenance=_PROVENANCE,

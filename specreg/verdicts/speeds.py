@@ -19,8 +19,8 @@ from specreg.core.families import Family
 from specreg.core.reasons import Reason
 from specreg.engines.methods import METHODS
 from specreg.judging.nights import CPU, GPU, PASS_LEVEL
-from specreg.judging.rules import Evidence, Finding
-from specreg.judging.samples import Figure, Sample, Software
+from specreg.judging.rules import Evidence, NightFinding
+from specreg.judging.samples import Figure, Sample, SoftwareItems
 from specreg.judging.verdicts import NightJudge, SpeedVerdict
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
@@ -38,7 +38,7 @@ from specreg.verdicts.judge import (
     find_obstacle,
     lasting_reason,
     not_compared,
-    undecided,
+    undecided_reason,
     unreadable_baseline,
     with_outlook,
 )
@@ -198,7 +198,7 @@ class SpeedJudge:
                 by_machine.setdefault(machine, []).append(sample)
         return by_machine
 
-    def _software(self, launch: Measurement) -> Software:
+    def _software(self, launch: Measurement) -> SoftwareItems:
         further = software_of_launch(launch, self._references.driver_version)
         draft_sha256 = model_sha256(launch.draft) if launch.draft else ""
         return tuple(whole_software(launch.engine_version, draft_sha256, further).items())
@@ -206,7 +206,7 @@ class SpeedJudge:
     def _verdict(self, speed: Speed, by_nights: SpeedVerdict | None) -> Verdict:
         if by_nights is None:
             verdict = _judge_standstill(speed)
-        elif by_nights.finding is Finding.NOT_RECORDED:
+        elif by_nights.finding is NightFinding.NOT_RECORDED:
             reason = Reason.of("not_recorded_yet", metric=speed.metric.name, source="nights")
             obstacle = Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
             return not_compared(speed.metric, speed.comparison, obstacle)
@@ -323,9 +323,9 @@ def _outcome_and_reason(
     """Return the outcome of what the nights say, and why."""
     evidence = by_nights.evidence
     match by_nights.finding:
-        case Finding.LOST:
+        case NightFinding.LOST:
             return Outcome.REGRESSED, _reason_of_loss(metric, by_nights)
-        case Finding.ENGINE_LOST:
+        case NightFinding.ENGINE_LOST:
             slower = _describe_change(metric, evidence.shared)
             reason = Reason.of(
                 "ENGINE_ALONE_SLOWER",
@@ -333,15 +333,15 @@ def _outcome_and_reason(
                 change=f"{slower}{_duration(by_nights)}",
             )
             return Outcome.REGRESSED, reason
-        case Finding.MACHINE_SLOW:
+        case NightFinding.MACHINE_SLOW:
             slower = _describe_change(metric, evidence.shared)
             before, after = by_nights.software
             changes = changes_on_that_night((dict(before), dict(after)))
             finding = f"all that ran on the machine {slower}{_duration(by_nights)}{changes}"
             return Outcome.INVALID, Reason.of("MACHINE_MOVED", finding=finding)
-        case Finding.KEPT:
+        case NightFinding.KEPT:
             return Outcome.PASS, None
-        case Finding.GAINED:
+        case NightFinding.GAINED:
             options = comparison.baselines.options
             remedy = ""
             if not is_attached(options):
@@ -392,7 +392,7 @@ def _describe_change(metric: Metric, change: float) -> str:
 def _undecided(verdict: Verdict, evidence: Evidence) -> Verdict:
     """Add to an undecided verdict how many nights would decide it."""
     reason = with_outlook(
-        undecided(verdict.comparison, counted(verdict.launches, "launch")),
+        undecided_reason(verdict.comparison, counted(verdict.launches, "launch")),
         "measure on a quieter machine",
         evidence.needed_nights,
         evidence.nights + 1,

@@ -24,7 +24,7 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
-from specreg.report.exports import FORMS
+from specreg.report.exports import EXPORT_FORMATS
 from specreg.report.files import load_report
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite, run_here
@@ -115,7 +115,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     done = suite.run("tests/perf", "-q")
     assert done.returncode in _JUDGED, done.stdout + done.stderr
     folder = max(suite.runs.iterdir())
-    ended = suite.specreg("report", folder, *(word for name in FORMS for word in ("--to", name)))
+    ended = suite.specreg(
+        "report", folder, *(word for name in EXPORT_FORMATS for word in ("--to", name))
+    )
     assert ended.returncode == 0, ended.stderr
     read_run = Run(folder)
     assert len(read_run.figures) == 4

@@ -17,8 +17,8 @@ import pytest
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.answers import ANSWERS, answer_verdict, why_not_compared
 from specreg.compare.document import record_gate
-from specreg.compare.gate import Gate, open_gate, take_over
-from specreg.compare.options import MAX_LAUNCHES, GateOptions
+from specreg.compare.gate import Gate, open_gate, take_over_gate
+from specreg.compare.options import MAX_GATE_LAUNCHES, GateOptions
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.correctness.turns import turns_of
 from specreg.engines.wire_format import Transcript
@@ -71,7 +71,7 @@ def resumed(gate: Gate, folder: Path, content: bytes) -> tuple[Gate, list[str]]:
     ledger = Ledger(copy / LEDGER)
     options = dataclasses.replace(gate.options, out=copy, show=said.append)
     executor = dataclasses.replace(gate.executor, ledger=ledger, options=options)
-    take_over(ledger, gate.goal.pairs, executor.key_of, options)
+    take_over_gate(ledger, gate.goal.pairs, executor.key_of, options)
     again = dataclasses.replace(gate, options=options, folder=copy, executor=executor)
     return again, said
 
@@ -91,7 +91,7 @@ def read_gate(gate: Gate, folder: Path, content: bytes) -> None:
     """What is taken over of a ledger fits the pairs, and is judged and written as a report."""
     again, said = resumed(gate, folder, content)
     launches = again.ledger.launches
-    assert all(1 <= launched.number <= MAX_LAUNCHES for launched in launches)
+    assert all(1 <= launched.number <= MAX_GATE_LAUNCHES for launched in launches)
     assert {launched.case_id for launched in launches} <= {pair.id for pair in again.goal.pairs}
     (pair,) = again.goal.pairs
     verdict = answer_verdict(pair, again.ledger)

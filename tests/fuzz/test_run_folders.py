@@ -19,7 +19,7 @@ from specreg.measurement.metrics import METRICS
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import render_benchmarks
 from specreg.report.document import ArmReport, ComparedReport
-from specreg.report.exports import FORMS
+from specreg.report.exports import EXPORT_FORMATS
 from specreg.report.files import FILE_NAME, load_report
 from specreg.report.page import render_page
 from specreg.report.screen import Screen
@@ -114,7 +114,7 @@ def read_report(folder: Path, content: bytes) -> None:
     (folder / FILE_NAME).write_bytes(content)
     report = load_report(folder / FILE_NAME)
     render_report(report, Screen(color=True))
-    for form in FORMS.values():
+    for form in EXPORT_FORMATS.values():
         if not form.takes_ledger:
             form.render(report, {})
     if isinstance(report, ComparedReport):

@@ -8,7 +8,7 @@ import pytest
 from specreg.report.document import ComparedReport
 from specreg.report.files import FILE_NAME, load_report
 from specreg.servers.provision import Provision
-from specreg.suite.engine_check import FOLDER
+from specreg.suite.engine_check import ENGINES_FOLDER
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite
@@ -59,7 +59,7 @@ def test_a_slower_engine_is_told_by_the_recorded_one(upgraded: Suite) -> None:
     assert verdict.outcome is Outcome.REGRESSED, done.stdout + done.stderr
     assert verdict.has_code("ENGINE_SLOWER")
     (run,) = upgraded.runs.iterdir()
-    (folder,) = (run / FOLDER).iterdir()
+    (folder,) = (run / ENGINES_FOLDER).iterdir()
     assert f"vllm 99.0 -> 99.1 on {folder.name} in the same hour" in verdict.explanation
     gate = load_report(folder / FILE_NAME)
     assert isinstance(gate, ComparedReport)

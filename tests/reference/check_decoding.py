@@ -23,7 +23,7 @@ from specreg.engines.pytorch.models import num_parameters
 from specreg.engines.pytorch.options import parse_options
 from specreg.engines.pytorch.reader import Reader
 from specreg.engines.pytorch.requests import ChatBody, DecodedStep, Job, build_job
-from specreg.engines.pytorch.speculation import Floats, NGramStore, Sampling
+from specreg.engines.pytorch.speculation import FloatArray, NGramStore, Sampling
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"
@@ -91,10 +91,10 @@ def greedy(method: str, at_once: int) -> list[Answer]:
     return answers(loaded(method), JOBS, at_once)
 
 
-def whole_logits(text: Sequence[int]) -> Floats:
+def whole_logits(text: Sequence[int]) -> FloatArray:
     """The target's logits of a text that is read in one go, of shape [tokens, V]."""
     with torch.inference_mode():
-        logits: Floats = loaded("none").target(torch.tensor([text])).logits[0].numpy()
+        logits: FloatArray = loaded("none").target(torch.tensor([text])).logits[0].numpy()
         return logits
 
 

@@ -21,8 +21,8 @@ from specreg.engines.pytorch.decoding import Models, decode, load_models
 from specreg.engines.pytorch.heads import Layer, ObservedTarget
 from specreg.engines.pytorch.models import load_model
 from specreg.engines.pytorch.options import parse_options
-from specreg.engines.pytorch.oracle import METHODS, answer_question
-from specreg.engines.pytorch.question import OracleAnswer, Question, Text
+from specreg.engines.pytorch.oracle import ORACLE_METHODS, answer_question
+from specreg.engines.pytorch.question import OracleAnswer, Question, TokenizedText
 from specreg.engines.pytorch.requests import Job
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def target() -> Models:
 
 
 @functools.cache
-def texts() -> tuple[Text, ...]:
+def texts() -> tuple[TokenizedText, ...]:
     """Toy prompts and what the target says to them, greedy, in float32."""
     lines = (ROOT / "fixtures/prompts/toy.jsonl").read_text().splitlines()[:6]
     prompts = [tuple(target().tokenizer(json.loads(line)["turns"][0]).input_ids) for line in lines]
@@ -54,7 +54,9 @@ def texts() -> tuple[Text, ...]:
         for index, step in steps.items():
             ids[index].extend(step.token_ids)
     return tuple(
-        Text(ids=tuple(answer), prompt_tokens=len(prompt), output_tokens=len(answer) - len(prompt))
+        TokenizedText(
+            ids=tuple(answer), prompt_tokens=len(prompt), output_tokens=len(answer) - len(prompt)
+        )
         for answer, prompt in zip(ids, prompts, strict=True)
     )
 
@@ -115,7 +117,7 @@ class Oracle(unittest.TestCase):
         gaps = []
         for tokens in (text.output_tokens, text.output_tokens - 1):
             ids = (*text.ids[:-1], 0)
-            shorter = Text(ids=ids, prompt_tokens=text.prompt_tokens, output_tokens=tokens)
+            shorter = TokenizedText(ids=ids, prompt_tokens=text.prompt_tokens, output_tokens=tokens)
             question = msgspec.structs.replace(ask("none", "float32"), texts=(shorter,))
             gaps.append(answer_question(question, "cpu").gaps_nats[0])
         assert gaps[0] > 1, gaps
@@ -132,7 +134,7 @@ class Oracle(unittest.TestCase):
             question = ask(method, "float32", HEADS.get(method, ""), target)
             question = msgspec.structs.replace(question, normed=normed)
             model = load_model(question.target, "float32", "cpu")
-            head = METHODS[method].load(question, model)
+            head = ORACLE_METHODS[method].load(question, model)
             embed = model.model.embed_tokens
             observed = ObservedTarget(model, head.layers_read or (model.config.num_hidden_layers,))
             accepted = answer_question(question, "cpu").accepted[0]
@@ -167,7 +169,7 @@ class Oracle(unittest.TestCase):
         places = range(2, len(text.ids) - DRAFT_TOKENS + 1)
         draft = load_model(PARALLEL["pard"], "float32", "cpu")
         head_question = ask("p_eagle", "float32", PARALLEL["p_eagle"])
-        head = METHODS["p_eagle"].load(head_question, target().target)
+        head = ORACLE_METHODS["p_eagle"].load(head_question, target().target)
         read_anew(head.midlayer)
         observed = ObservedTarget(target().target, head.layers_read)
         with torch.inference_mode():
@@ -255,7 +257,7 @@ class Oracle(unittest.TestCase):
 
     def test_a_head_computes_where_its_target_is(self) -> None:
         """On torch's device without memory, which no other device's tensors can be mixed with."""
-        loaded = METHODS["eagle3"].load(ask("eagle3", "float32"), target().target)
+        loaded = ORACLE_METHODS["eagle3"].load(ask("eagle3", "float32"), target().target)
         head = loaded.to("meta", torch.bfloat16)
         residuals, embeddings = (
             torch.empty((1, tokens, channels), device="meta", dtype=torch.bfloat16)

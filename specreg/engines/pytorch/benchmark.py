@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 
 from specreg.core.errors import DatasetError
-from specreg.engines.pytorch.options import METHODS, exit_on_error, parse_options
+from specreg.engines.pytorch.options import SERVED_METHODS, exit_on_error, parse_options
 from specreg.engines.pytorch.requests import ChatBody, DecodedStep, Job, build_job
 
 COLUMNS = {
@@ -33,7 +33,7 @@ COLUMNS = {
     "target_ms": "target, ms/step",
     "power_w": "power, W",
 }
-Figures = Mapping[str, float | None]
+FiguresByName = Mapping[str, float | None]
 _NS_PER_S = 10**9
 _NS_PER_MS = 10**6
 _DIGITS = {"acceptance_length_tokens": 3, "acceptance_rate_frac": 4, "draft_ms": 3}
@@ -103,13 +103,13 @@ class _Totals:
         self.energy_j += end_j - start_j
 
 
-def measure(
+def measure_batches(
     decode: Decode,
     jobs: Sequence[Job],
     batch_requests: int,
     clock: Callable[[], int] = time.monotonic_ns,
     energy_j: Callable[[], float | None] = lambda: None,
-) -> Figures:
+) -> FiguresByName:
     """Decode jobs in batches and return the figures by their names in `COLUMNS`.
 
     TTFT is the time from the start of a batch to a request's first step. ITL is
@@ -166,7 +166,7 @@ def _average_ms(
     return average(times_ns) / _NS_PER_MS
 
 
-def render(rows: Sequence[tuple[str, int, Figures]]) -> str:
+def render_table(rows: Sequence[tuple[str, int, FiguresByName]]) -> str:
     """Render a Markdown table of rows (method, batch size, figures).
 
     If no row has a power, a sentence after the table says what is needed to measure it.
@@ -251,7 +251,7 @@ def main() -> None:
         parser.error("--batch must be 1 or more")
     rows = []
     with exit_on_error():
-        for method in METHODS:
+        for method in SERVED_METHODS:
             arguments = [*engine_arguments, "--method", method]
             if method == "draft_model":
                 if not options.draft_model:
@@ -261,12 +261,12 @@ def main() -> None:
             for batch_requests in options.batch:
                 figures = _measure_method(engine_options, options, batch_requests)
                 rows.append((method, batch_requests, figures))
-    print(render(rows))  # noqa: T201 - the table is the output
+    print(render_table(rows))  # noqa: T201 - the table is the output
 
 
 def _measure_method(
     engine_options: argparse.Namespace, options: argparse.Namespace, batch_requests: int
-) -> Figures:
+) -> FiguresByName:
     """Return the figures of one method and batch size.
 
     The models are loaded anew each time, so that a store of n-grams begins empty.
@@ -293,7 +293,7 @@ def _measure_method(
     readings_j = gpu_energy_j(devices)
     if devices == ("cpu",):
         readings_j = cpu_energy_j()
-    return measure(
+    return measure_batches(
         functools.partial(decode, models),
         jobs,
         batch_requests,

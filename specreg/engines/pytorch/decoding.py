@@ -20,7 +20,6 @@ import torch
 from specreg.engines.pytorch import speculation
 from specreg.engines.pytorch.models import (
     Model,
-    Tokenizer,
     check_models,
     default_device,
     load_model,
@@ -28,8 +27,8 @@ from specreg.engines.pytorch.models import (
 )
 from specreg.engines.pytorch.options import divide_devices
 from specreg.engines.pytorch.reader import Reader
-from specreg.engines.pytorch.requests import DecodedStep, Job
-from specreg.engines.pytorch.speculation import NO_DRAFT, Draft, Floats, NGramStore
+from specreg.engines.pytorch.requests import DecodedStep, Job, Tokenizer
+from specreg.engines.pytorch.speculation import NO_DRAFT, Draft, FloatArray, NGramStore
 
 _LEARNT_CANDIDATES = 3
 """How many of the target's likeliest tokens `AdaptiveDrafter` learns at each position."""
@@ -61,7 +60,7 @@ class Row:
         tokens_left = self.models.context_tokens - len(self.context)
         return min(self.models.draft_tokens, tokens_left)
 
-    def take(self, draft: Draft, verified: speculation.Verified, logits: Floats) -> DecodedStep:
+    def take(self, draft: Draft, verified: speculation.Verified, logits: FloatArray) -> DecodedStep:
         """Add the verified tokens to the text, and return the step.
 
         Args:
@@ -108,7 +107,7 @@ class Drafter:
         """
         return [NO_DRAFT] * len(rows)
 
-    def learn(self, rows: Sequence[Row], logits: Sequence[Floats]) -> None:
+    def learn(self, rows: Sequence[Row], logits: Sequence[FloatArray]) -> None:
         """Learn from the tokens that a step has added to each row.
 
         Args:
@@ -148,7 +147,7 @@ class AdaptiveDrafter(LookupDrafter):
         self._propose = store.propose
         self._learnt_tokens = [0] * rows
 
-    def learn(self, rows: Sequence[Row], logits: Sequence[Floats]) -> None:
+    def learn(self, rows: Sequence[Row], logits: Sequence[FloatArray]) -> None:
         """Learn the prompt in the first step, and what each step adds."""
         for index, (row, row_logits) in enumerate(zip(rows, logits, strict=True)):
             text = row.context
@@ -189,7 +188,7 @@ class ModelDrafter(Drafter):
             unread.append(row.context[len(read_ids) :])
         # Draft a token of each row in each pass of the model.
         drafted: list[list[int]] = [[] for _ in rows]
-        drawn_from: list[list[Floats]] = [[] for _ in rows]
+        drawn_from: list[list[FloatArray]] = [[] for _ in rows]
         for depth in range(max(limits)):
             for read_ids, ids in zip(self._read_ids, unread, strict=True):
                 read_ids.extend(ids)
@@ -372,7 +371,7 @@ def decode(
         draft_ns = clock() - start_ns
 
 
-def _likeliest(logits: Floats, count: int) -> tuple[Mapping[int, float], ...]:
+def _likeliest(logits: FloatArray, count: int) -> tuple[Mapping[int, float], ...]:
     """Return, for each row of the logits, the log-probabilities of the likeliest tokens.
 
     The likeliest token comes first.

@@ -12,11 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.cache_utils import DynamicLayer
 
 from specreg.core.errors import ModelError, UnsupportedError
+from specreg.engines.pytorch.requests import Tokenizer
 
 Model = Any
 """A causal language model of transformers."""
-Tokenizer = Any
-"""A tokenizer of transformers."""
 _UNREADABLE = (OSError, ValueError, AttributeError, SafetensorError, StrictDataclassError)
 """What transformers raises for a folder that isn't a model or is a broken one."""
 _ERROR_CHARACTERS = 200

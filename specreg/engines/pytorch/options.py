@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from specreg.core.errors import SpecregError, UnsupportedError
 
-METHODS = ("none", "ngram", "ngram_adaptive", "draft_model")
+SERVED_METHODS = ("none", "ngram", "ngram_adaptive", "draft_model")
 PLACEMENTS = ("auto", "same", "separate", "ratio")
 Devices = tuple[str, ...]
 Ratio = tuple[int, int]
@@ -92,7 +92,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--dtype", default="auto", help="float32, bfloat16, …, or the weights' own")
     add("--context-tokens", type=int, default=1024, help="the most tokens of prompt and answer")
     add("--max-sequences", type=int, default=8, help="the most requests of a batch")
-    add("--method", choices=METHODS, default="none", help="the speculative method")
+    add("--method", choices=SERVED_METHODS, default="none", help="the speculative method")
     add("--draft-model", help="the draft, a folder or hub id")
     add("--draft-tokens", type=int, default=3, help="tokens drafted per step")
     add(

@@ -32,21 +32,21 @@ from specreg.engines.pytorch.models import (
     load_tokenizer,
 )
 from specreg.engines.pytorch.parallel import draft_in_parallel
-from specreg.engines.pytorch.question import OracleAnswer, Question, Text
+from specreg.engines.pytorch.question import OracleAnswer, Question, TokenizedText
 from specreg.engines.pytorch.vocabularies import SharedVocabulary
 
 DraftNext = Callable[[Tensor, int], Tensor]
 """Takes the ids of texts, `[rows, tokens]`, and the number of drafts at their end. Returns the
 drafter's logits for the next token, `[rows, V]`, where V is the size of the vocabulary."""
-Read = Callable[[Text, Tensor], tuple[Tensor, tuple[int, ...]]]
+Read = Callable[[TokenizedText, Tensor], tuple[Tensor, tuple[int, ...]]]
 """Takes a text and its ids, `[1, tokens]`. Returns the target's logits, `[1, tokens, V]`, and the
 number of right drafts of a step that begins at each position."""
-Drafter = Any
+DraftModel = Any
 """A draft model of transformers, a head, or None if the method drafts without a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class OracleMethod:
     """How the oracle computes the drafts of a method, with or without a tree.
 
     Attributes:
@@ -55,8 +55,8 @@ class Method:
         has_target_tokenizer: True if the draft is a model whose tokenizer must be the target's.
     """
 
-    load: Callable[[Question, Model], Drafter]
-    reader: Callable[[Drafter, Question, Model], Read]
+    load: Callable[[Question, Model], DraftModel]
+    reader: Callable[[DraftModel, Question, Model], Read]
     has_target_tokenizer: bool = False
 
 
@@ -73,7 +73,7 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
         UnsupportedError: A model's cache can't be rolled back.
     """
     # Check and load the models.
-    method = METHODS[question.method.removesuffix("_tree")]
+    method = ORACLE_METHODS[question.method.removesuffix("_tree")]
     max_tokens = max(len(text.ids) for text in question.texts)
     draft = None
     if method.has_target_tokenizer:
@@ -94,7 +94,7 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
     return OracleAnswer(accepted=tuple(accepted), gaps_nats=tuple(gaps_nats))
 
 
-def _gap_nats(logits: Tensor, text: Text) -> float:
+def _gap_nats(logits: Tensor, text: TokenizedText) -> float:
     """Return the largest gap between the target's choice and a token of the answer.
 
     The gap is the difference of their log-probabilities at the token's position.
@@ -131,7 +131,7 @@ def load_draft(question: Question, target: Model) -> Model:
 def target_reader(_: None, __: Question, target: Model) -> Read:
     """Return a function that reads a text with the target alone."""
 
-    def read(_: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    def read(_: TokenizedText, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         return target(input_ids=ids).logits, ()
 
     return read
@@ -145,7 +145,7 @@ def model_reader(draft: Model, question: Question, target: Model) -> Read:
         del drafts
         return draft(input_ids=ids[:, first:]).logits[:, -1]
 
-    def read(text: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    def read(text: TokenizedText, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         logits = target(input_ids=ids).logits
         if question.branches:
             return logits, _walk_trees(draft_next, ids, text, question)
@@ -167,7 +167,7 @@ def other_vocabulary_reader(draft: Model, question: Question, target: Model) -> 
     tokenizers = (load_tokenizer(question.target), load_tokenizer(question.draft))
     shared = SharedVocabulary(*tokenizers, sizes)
 
-    def read(_: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    def read(_: TokenizedText, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         logits = target(input_ids=ids).logits
         draft_ids = shared.draft_ids.to(ids.device)[ids]
         choices = shared.choose(draft(input_ids=draft_ids).logits)
@@ -189,7 +189,7 @@ def parallel_reader(draft: Model, question: Question, target: Model) -> Read:
         fault = f"pard_token in its config.json isn't a token of its vocabulary, got {mask_id}"
         raise ModelError(f"draft '{question.draft}': {fault}; choose one that PARD trained")
 
-    def read(_: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    def read(_: TokenizedText, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         logits = target(input_ids=ids).logits
         anchors = ids.shape[1] - question.draft_tokens
         drafts = draft_in_parallel(draft, ids[:, :anchors], question.draft_tokens, mask_id)
@@ -206,7 +206,7 @@ def head_reader(head: heads.Head, question: Question, target: Model) -> Read:
     layers_read = head.layers_read or (target.config.num_hidden_layers,)
     observed = heads.ObservedTarget(target, layers_read)
 
-    def read(text: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    def read(text: TokenizedText, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         logits, embeddings, hidden = observed.observe(ids)
         if head.normed or question.normed:
             hidden = target.model.norm(hidden)
@@ -265,7 +265,7 @@ def _accepted_of_chain(choices: Tensor, ids: Tensor, draft_tokens: int) -> tuple
 
 
 def _walk_trees(
-    draft_next: DraftNext, ids: Tensor, text: Text, question: Question
+    draft_next: DraftNext, ids: Tensor, text: TokenizedText, question: Question
 ) -> tuple[int, ...]:
     """Follow the steps of an answer that is drafted by trees.
 
@@ -324,18 +324,20 @@ def _draft_tree(
     return {node for _, node in best_candidates}
 
 
-def _head_method(config_type: type[Config], build: Build[Config]) -> Method:
+def _head_method(config_type: type[Config], build: Build[Config]) -> OracleMethod:
     """Return the method of a head with such a `config.json`, which a function builds."""
-    return Method(load=functools.partial(load_head, config_type, build), reader=head_reader)
+    return OracleMethod(load=functools.partial(load_head, config_type, build), reader=head_reader)
 
 
-METHODS: Mapping[str, Method] = MappingProxyType(
+ORACLE_METHODS: Mapping[str, OracleMethod] = MappingProxyType(
     {
-        "none": Method(load=load_nothing, reader=target_reader),
-        "ngram": Method(load=load_nothing, reader=target_reader),
-        "draft_model": Method(load=load_draft, reader=model_reader, has_target_tokenizer=True),
-        "draft_model_tli": Method(load=load_draft, reader=other_vocabulary_reader),
-        "pard": Method(load=load_draft, reader=parallel_reader, has_target_tokenizer=True),
+        "none": OracleMethod(load=load_nothing, reader=target_reader),
+        "ngram": OracleMethod(load=load_nothing, reader=target_reader),
+        "draft_model": OracleMethod(
+            load=load_draft, reader=model_reader, has_target_tokenizer=True
+        ),
+        "draft_model_tli": OracleMethod(load=load_draft, reader=other_vocabulary_reader),
+        "pard": OracleMethod(load=load_draft, reader=parallel_reader, has_target_tokenizer=True),
         "eagle": _head_method(heads.LayerConfig, head_files.build_eagle),
         "eagle3": _head_method(heads.Eagle3Config, head_files.build_eagle3),
         "p_eagle": _head_method(heads.ParallelEagle3Config, head_files.build_p_eagle),

@@ -6,7 +6,7 @@ This module needs no PyTorch.
 import msgspec
 
 
-class Text(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizedText(msgspec.Struct, frozen=True, kw_only=True):
     """A text in token ids: a prompt, its answer, and a few tokens that a server adds after them.
 
     Those further tokens are needed because the last step may draft beyond the answer's end.
@@ -49,7 +49,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     unseen_tokens: int = 0
     normed: bool = False
-    texts: tuple[Text, ...]
+    texts: tuple[TokenizedText, ...]
 
 
 class OracleAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from specreg.engines.pytorch.models import Model
-from specreg.engines.pytorch.speculation import Floats
+from specreg.engines.pytorch.speculation import FloatArray
 
 
 class Reader:
@@ -27,7 +27,9 @@ class Reader:
         self._is_held = torch.zeros((rows, 0), dtype=torch.bool)
         self.lengths = [0] * rows
 
-    def read(self, texts: Sequence[Sequence[int]], logits_wanted: Sequence[int]) -> list[Floats]:
+    def read(
+        self, texts: Sequence[Sequence[int]], logits_wanted: Sequence[int]
+    ) -> list[FloatArray]:
         """Read the next ids of each row, and return the logits after the last of them.
 
         Args:

@@ -99,12 +99,12 @@ class CompletionBody(_Body, frozen=True, kw_only=True):
     return_tokens_as_token_ids: Literal[True] = True
 
 
-Body = ChatBody | CompletionBody
+RequestBody = ChatBody | CompletionBody
 _COMPLETION_CAP_TOKENS = 16
 """The default of `max_tokens` in OpenAI's `/v1/completions`."""
 
 
-def parse_body(raw: bytes, kind: type[Body], served: str) -> Body:
+def parse_body(raw: bytes, kind: type[RequestBody], served: str) -> RequestBody:
     """Parse the body of a request, and check that it asks for the served model.
 
     Raises:
@@ -122,7 +122,7 @@ def parse_body(raw: bytes, kind: type[Body], served: str) -> Body:
     return body
 
 
-def build_job(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
+def build_job(body: RequestBody, tokenizer: Tokenizer, context_tokens: int) -> Job:
     """Build the job that a body asks for.
 
     Raises:

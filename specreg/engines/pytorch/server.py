@@ -14,11 +14,11 @@ from aiohttp import web
 from specreg.core.errors import ServerError, ServerRefusedError
 from specreg.engines.pytorch.decoding import Models, decode
 from specreg.engines.pytorch.requests import (
-    Body,
     ChatBody,
     CompletionBody,
     DecodedStep,
     Job,
+    RequestBody,
     build_job,
     parse_body,
 )
@@ -61,7 +61,7 @@ class App:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    async def _answer(self, kind: type[Body], request: web.Request) -> web.StreamResponse:
+    async def _answer(self, kind: type[RequestBody], request: web.Request) -> web.StreamResponse:
         """Answer a request, as a stream if its body asks for one."""
         try:
             body = parse_body(await request.read(), kind, self._options.served_model_name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.floating]
+FloatArray = NDArray[np.floating]
 
 LONGEST_RUN_TOKENS = 4
 """The longest run of last tokens that is looked up. `vllm.py` sets the same number for `ngram`."""
@@ -126,7 +126,7 @@ class NGramStore:
         return None
 
 
-def likeliest(logits: Floats, count: int) -> list[int]:
+def likeliest(logits: FloatArray, count: int) -> list[int]:
     """Return the ids of the likeliest tokens, the likeliest last.
 
     Args:
@@ -149,7 +149,7 @@ class Draft:
     """
 
     token_ids: tuple[int, ...]
-    distributions: Floats | None = None
+    distributions: FloatArray | None = None
 
 
 NO_DRAFT = Draft(token_ids=())
@@ -182,7 +182,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int | None = None
 
-    def distributions(self, logits: Floats) -> Floats:
+    def distributions(self, logits: FloatArray) -> FloatArray:
         """Return the distributions from which tokens are drawn, one for each row of logits.
 
         The temperature must be above 0.
@@ -208,7 +208,7 @@ GREEDY = Sampling()
 
 
 def verify(
-    draft: Draft, logits: Floats, sampling: Sampling, random: np.random.Generator
+    draft: Draft, logits: FloatArray, sampling: Sampling, random: np.random.Generator
 ) -> Verified:
     """Verify a draft of k tokens.
 
@@ -229,7 +229,7 @@ def verify(
     return Verified(accepted=accepted, next_id=choices[accepted])
 
 
-def verify_sampled(draft: Draft, target: Floats, random: np.random.Generator) -> Verified:
+def verify_sampled(draft: Draft, target: FloatArray, random: np.random.Generator) -> Verified:
     """Verify a draft by speculative sampling, which emits tokens with the target's distribution.
 
     A draft x is accepted with probability min(1, p(x) / q(x)). After a rejection the next token is
@@ -245,7 +245,7 @@ def verify_sampled(draft: Draft, target: Floats, random: np.random.Generator) ->
         p = target[index]
         if draft.distributions is None:
             # A draft that was certain was drawn from a distribution with all weight on it.
-            q: Floats = np.zeros(len(p))
+            q: FloatArray = np.zeros(len(p))
             q[token_id] = 1.0
         else:
             q = draft.distributions[index]
@@ -258,17 +258,17 @@ def verify_sampled(draft: Draft, target: Floats, random: np.random.Generator) ->
     return Verified(accepted=len(draft.token_ids), next_id=next_id)
 
 
-def distributions(logits: Floats, temperature: float) -> Floats:
+def distributions(logits: FloatArray, temperature: float) -> FloatArray:
     """Return softmax(logits / temperature) over the last axis, in float64; temperature > 0."""
     scaled = logits.astype(np.float64) / temperature
     # The largest logit is subtracted, because the exponential of a large number overflows.
     largest = scaled.max(axis=-1, keepdims=True)
     weights = np.exp(scaled - largest)
-    normalized: Floats = weights / weights.sum(axis=-1, keepdims=True)
+    normalized: FloatArray = weights / weights.sum(axis=-1, keepdims=True)
     return normalized
 
 
-def sample(distribution: Floats, random: np.random.Generator) -> int:
+def sample(distribution: FloatArray, random: np.random.Generator) -> int:
     """Draw a token id from weights of shape [V] that need not add up to 1."""
     # With "right" the search ends behind equal sums, so a token of weight 0 is never drawn.
     cumulated = distribution.cumsum()
@@ -276,10 +276,10 @@ def sample(distribution: Floats, random: np.random.Generator) -> int:
     return int(np.searchsorted(cumulated, drawn, side="right"))
 
 
-def _remainder(p: Floats, q: Floats) -> Floats:
+def _remainder(p: FloatArray, q: FloatArray) -> FloatArray:
     """Return max(0, p - q), or p if that is zero everywhere.
 
     It is zero everywhere only if p = q. Then nothing is rejected, except by a rounding error.
     """
-    remainder: Floats = np.maximum(p - q, 0.0)
+    remainder: FloatArray = np.maximum(p - q, 0.0)
     return remainder if remainder.any() else p

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specreg.core.errors import ModelError
-from specreg.engines.pytorch.models import Tokenizer
+from specreg.engines.pytorch.requests import Tokenizer
 
 
 class SharedVocabulary:

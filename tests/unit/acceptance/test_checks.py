@@ -149,13 +149,13 @@ def test_a_pinned_length_may_differ_by_the_error_of_its_draws(
 ) -> None:
     counts = StepCounts(steps=steps, accepted=accepted, proposed=None, position_counts=())
     record = builders.acceptance(counts)
-    checks.check_pinned(record, length_tokens, in_flight)
+    checks.check_pinned_length(record, length_tokens, in_flight)
     measured_tokens = 1 + accepted / steps
     deviation = f"{measured_tokens:.3f}, but the case pins it to 2 ± 0.02"
     with builders.invalid("NOT_PINNED", deviation):
-        checks.check_pinned(record, 2.0, in_flight)
+        checks.check_pinned_length(record, 2.0, in_flight)
     with builders.invalid("NOT_PINNED", f"pins it to {length_tokens + 0.2:g} ±"):
-        checks.check_pinned(record, length_tokens + 0.2, 1)
+        checks.check_pinned_length(record, length_tokens + 0.2, 1)
 
 
 def test_no_more_is_delivered_than_the_steps_emitted() -> None:

@@ -18,7 +18,12 @@ from specreg.acceptance.record import (
 from specreg.baselines import schema
 from specreg.baselines.comparison import differing_settings, without_num_prompts
 from specreg.baselines.record import record_baseline
-from specreg.baselines.schema import SCHEMA_VERSION, Baseline, load_baseline, render_baseline
+from specreg.baselines.schema import (
+    BASELINE_SCHEMA_VERSION,
+    Baseline,
+    load_baseline,
+    render_baseline,
+)
 from specreg.baselines.store import load_settings
 from specreg.core.errors import BaselineError
 from specreg.engines.methods import Tree
@@ -359,20 +364,20 @@ def test_an_older_file_is_to_be_recorded_anew(tmp_path: Path) -> None:
 
 def test_a_newer_file_is_left_alone_and_takes_a_newer_specreg(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    newer = edited(schema_version=SCHEMA_VERSION + 1).replace('"schema', '\n"schema')
+    newer = edited(schema_version=BASELINE_SCHEMA_VERSION + 1).replace('"schema', '\n"schema')
     path.write_text(newer)
     with pytest.raises(BaselineError) as error:
         record_baseline(path, BASELINE)
     assert str(error.value) == (
-        f"baseline '{path}': schema version {SCHEMA_VERSION + 1}, this specreg reads 4 to"
-        f" {SCHEMA_VERSION}; use a newer specreg"
+        f"baseline '{path}': schema version {BASELINE_SCHEMA_VERSION + 1}, this specreg reads 4 to"
+        f" {BASELINE_SCHEMA_VERSION}; use a newer specreg"
     )
     assert path.read_text() == newer
 
 
 def test_the_committed_schema_is_that_of_the_code() -> None:
     committed = builders.ROOT / "baselines/schema.json"
-    assert committed.read_text() == schema.render_schema()
+    assert committed.read_text() == schema.render_baseline_schema()
 
 
 def test_a_tree_drafts_more_than_its_positions(path: Path) -> None:

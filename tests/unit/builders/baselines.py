@@ -9,7 +9,7 @@ from specreg.acceptance.record import StepCounts
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import (
-    SCHEMA_VERSION,
+    BASELINE_SCHEMA_VERSION,
     Baseline,
     Provenance,
     PublishedFigure,
@@ -63,7 +63,7 @@ def baseline(
     settings: CaseSettings = SETTINGS,
 ) -> Baseline:
     return Baseline(
-        schema_version=SCHEMA_VERSION,
+        schema_version=BASELINE_SCHEMA_VERSION,
         case=settings,
         environment=environment,
         provenance=PROVENANCE,

@@ -8,9 +8,9 @@ from specreg.report.progress import Progress
 from specreg.suite.configure import open_context
 from specreg.suite.context import RunContext
 from specreg.suite.options import Options
-from specreg.suite.preflight import Finding, State, examine
+from specreg.suite.preflight import PreflightFinding, Severity, examine
 
-FindingsBySubject = Mapping[str, list[Finding]]
+FindingsBySubject = Mapping[str, list[PreflightFinding]]
 
 MATRIX = """
 needs_gpus = {gpus}
@@ -60,15 +60,15 @@ def context_of(root: Path, **changes: object) -> RunContext:
 
 def findings_of(context: RunContext) -> FindingsBySubject:
     """Return what the doctor finds; what is in the way comes with what to do."""
-    findings: dict[str, list[Finding]] = {}
+    findings: dict[str, list[PreflightFinding]] = {}
     for finding in examine(context):
-        if finding.state is State.IN_THE_WAY:
+        if finding.state is Severity.IN_THE_WAY:
             assert finding.advice or "; " in finding.says, finding
         findings.setdefault(finding.subject, []).append(finding)
     return findings
 
 
-def only_finding(context: RunContext, subject: str) -> Finding:
+def only_finding(context: RunContext, subject: str) -> PreflightFinding:
     """Return the one finding on a subject."""
     (finding,) = findings_of(context)[subject]
     return finding

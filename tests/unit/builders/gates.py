@@ -22,7 +22,15 @@ from specreg.correctness.checks import LOSSLESS
 from specreg.load.rounds import Round
 from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
-from specreg.runs.ledger import ArmLaunch, Checked, Entry, FailedLaunch, Key, Ledger, MeasuredLaunch
+from specreg.runs.ledger import (
+    ArmLaunch,
+    Checked,
+    FailedLaunch,
+    Key,
+    Ledger,
+    LedgerEntry,
+    MeasuredLaunch,
+)
 from specreg.stats.percentiles import TimeHistogram
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
@@ -124,7 +132,7 @@ def equal_answers(pair: Pair, number: int = 1) -> Checked:
     return Checked.of(key_of(pair, Side.B, number), LOSSLESS, EQUAL_WHEN_TIMED)
 
 
-LaunchesOf = Callable[[Gate, GateStep], Iterable[Entry]]
+LaunchesOf = Callable[[Gate, GateStep], Iterable[LedgerEntry]]
 """Makes what a step of a gate results in, for all of its pairs."""
 
 
@@ -140,7 +148,7 @@ class ScriptedExecutor(GateExecutor):
     gate: Gate
     launches_of: LaunchesOf
 
-    def execute(self, step: GateStep) -> Iterator[Entry]:
+    def execute(self, step: GateStep) -> Iterator[LedgerEntry]:
         """Make the launches of a step."""
         if step.check:
             yield equal_answers(step.pair, step.number)

@@ -25,11 +25,11 @@ from specreg.servers.launcher import ServerLauncher
 from specreg.servers.server import Server
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.ledger_key import ledger_key
-from specreg.suite.night import judge_of, night_of, settings_of
+from specreg.suite.night import judge_of, night_goal, night_settings
 from specreg.suite.options import Options
 from specreg.suite.run import Run
 from specreg.suite.selection import Selection, covers_tier
-from specreg.suite.start import take_over
+from specreg.suite.start import take_over_run
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.verdict import Verdict
 from tests.unit import builders
@@ -100,7 +100,7 @@ def run(
     """A run that has started; without a selection it judges everything."""
     chosen = selected or everything(run_context)
     ledger = Ledger(run_context.run_folder / LEDGER, resumed or Recorded())
-    take_over(ledger, chosen, run_context)
+    take_over_run(ledger, chosen, run_context)
     timeline = Timeline()
     verdicts = judge_of(run_context, chosen, ledger, timeline)
     return Run(
@@ -108,14 +108,14 @@ def run(
         selection=chosen,
         ledger=ledger,
         judge=verdicts,
-        night=night_of(run_context, chosen, verdicts),
+        night=night_goal(run_context, chosen, verdicts),
         executor=NightExecutor(
             root=run_context.root,
             run_folder=run_context.run_folder,
             provision=run_context.provision,
             servers=servers or all_servers(run_context),
             ledger=ledger,
-            settings=settings_of(run_context, chosen, ledger),
+            settings=night_settings(run_context, chosen, ledger),
             timeline=timeline,
             **executor,
         ),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from specreg.core.reasons import Reason
 from specreg.matrix.case import Case
-from specreg.runs.goals import CaseGoal, Night
-from specreg.runs.ledger import Checked, Entry, FailedLaunch, Key, Ledger, MeasuredLaunch
-from specreg.runs.plan import Step, next_step
+from specreg.runs.goals import CaseGoal, NightGoal
+from specreg.runs.ledger import Checked, FailedLaunch, Key, Ledger, LedgerEntry, MeasuredLaunch
+from specreg.runs.plan import NightStep, next_step
 from tests.unit import builders
 
 
@@ -30,10 +30,17 @@ def measured(case: Case, number: int, lasted_s: float = 1.0) -> MeasuredLaunch:
     )
 
 
-def failed(case: Case, number: int, check: str = "", *, died: bool = False) -> FailedLaunch:
+def failed(
+    case: Case, number: int, check: str = "", *, died: bool = False, lasted_s: float = 1.0
+) -> FailedLaunch:
     """A launch on which a case couldn't be measured, alone."""
     return FailedLaunch(
-        case_id=case.id, number=number, check=check, reason=Reason(text="ended"), server_died=died
+        case_id=case.id,
+        number=number,
+        check=check,
+        reason=Reason(text="ended"),
+        server_died=died,
+        lasted_s=lasted_s,
     )
 
 
@@ -51,7 +58,7 @@ def checked(case: Case, check: str) -> Checked:
     return Checked.of(key, check, {"outcome": "PASS"})
 
 
-def succeed(step: Step) -> Iterator[Entry]:
+def succeed(step: NightStep) -> Iterator[LedgerEntry]:
     """What a step results in if nothing fails."""
     for goal in step.goals:
         if step.check:
@@ -60,7 +67,7 @@ def succeed(step: Step) -> Iterator[Entry]:
             yield measured(goal.case, step.number)
 
 
-def described(step: Step) -> str:
+def described(step: NightStep) -> str:
     """A step in a few words: its launch, the methods of its cases, and its check."""
     methods = "+".join(
         f"{goal.case.server.method}-c{goal.case.load.concurrency}" for goal in step.goals
@@ -80,11 +87,11 @@ class Played:
         entries: what each step resulted in.
     """
 
-    night: Night
-    result_of: Callable[[Step], Iterable[Entry]] = succeed
+    night: NightGoal
+    result_of: Callable[[NightStep], Iterable[LedgerEntry]] = succeed
     ledger: Ledger = field(default_factory=empty_ledger)
-    steps: list[Step] = field(default_factory=list)
-    entries: list[list[Entry]] = field(default_factory=list)
+    steps: list[NightStep] = field(default_factory=list)
+    entries: list[list[LedgerEntry]] = field(default_factory=list)
 
     def play(self) -> list[str]:
         """Take all steps, and return them in words."""

@@ -20,7 +20,7 @@ from specreg.compare.answers import (
     why_not_compared,
 )
 from specreg.compare.execute import GateExecutor
-from specreg.compare.gate import take_over
+from specreg.compare.gate import take_over_gate
 from specreg.compare.options import GateOptions
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.compare.plan import GateStep
@@ -71,7 +71,7 @@ OPTIONS = GateOptions(a="vllm", b="vllm", root=builders.ROOT, show=lambda _: Non
 def ledger_in(folder: Path, pair: Pair = CASE_PAIR, *, show: Show = lambda _: None) -> Ledger:
     """The ledger of a folder, as a resumed gate of a pair has it."""
     ledger = Ledger(folder / LEDGER)
-    take_over(ledger, [pair], key_of, dataclasses.replace(OPTIONS, show=show))
+    take_over_gate(ledger, [pair], key_of, dataclasses.replace(OPTIONS, show=show))
     return ledger
 
 

@@ -29,7 +29,7 @@ from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
 from specreg.report.document import ComparedReport
 from specreg.report.files import load_report
-from specreg.runs.ledger import ArmLaunch, Entry
+from specreg.runs.ledger import ArmLaunch, LedgerEntry
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders.gates import failed, launch, scripted, scripted_sides
@@ -121,7 +121,7 @@ class ScriptedReleases:
         gate = open_gate(dataclasses.replace(options, **scripted_sides(self.folder)), tier)
         return scripted(dataclasses.replace(gate, options=options), self.launch)
 
-    def launch(self, gate: Gate, step: GateStep) -> Iterator[Entry]:
+    def launch(self, gate: Gate, step: GateStep) -> Iterator[LedgerEntry]:
         """Make the launches of some sides."""
         version = gate.options.b.removeprefix("vllm==")
         self.launched.append((version, step.number))

@@ -24,7 +24,7 @@ from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
 from specreg.report.document import ComparedReport
 from specreg.report.terminal import render_report
-from specreg.runs.ledger import Entry, Failed, FailedLaunch, Key, MeasuredLaunch, Segment
+from specreg.runs.ledger import Failed, FailedLaunch, Key, LedgerEntry, MeasuredLaunch, Segment
 from specreg.servers.launch import Launch
 from specreg.servers.launcher import ServerLauncher
 from tests.doubles.vllm import __version__ as scripted_version
@@ -279,6 +279,20 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
         assert [arm.engine_versions for arm in arms] == [(f"vllm {scripted_version}",)] * 2
 
 
+def test_sides_of_two_hours_are_no_pair_however_often_a_gate_was_cut_off(here: GateOptions) -> None:
+    """B fails and A is measured; later B is measured again, and the gate is killed then."""
+    in_turn = dataclasses.replace(here, launches=2, together=False)
+    gate = opened(in_turn)
+    gate.ledger.extend([failed(Side.B, 2, pair=gate.goal.pairs[0])])
+    measured(gate, Side.A, 2)
+    resumed = dataclasses.replace(in_turn, resume=True)
+    measured(opened(resumed), Side.B, 2)
+
+    taken_over = opened(resumed).ledger.launches
+
+    assert [(launch.arm, launch.number) for launch in taken_over] == [(Side.B, 2)]
+
+
 def test_a_repeated_launch_measures_only_what_is_missing(here: GateOptions) -> None:
     tier = here.matrix / "cpu.toml"
     tier.write_text(tier.read_text().replace("[1]", "[1, 2]"))
@@ -292,7 +306,7 @@ def test_a_repeated_launch_measures_only_what_is_missing(here: GateOptions) -> N
     assert places == [(pair.id, side) for pair in gate.goal.pairs for side in COMPARED]
 
 
-def slower(gate: Gate, step: GateStep, moved_frac: float = 0.0) -> Iterator[Entry]:
+def slower(gate: Gate, step: GateStep, moved_frac: float = 0.0) -> Iterator[LedgerEntry]:
     """A launch on which B is slower, and A2 as the machine moved."""
     del gate
     both = CONTROL if Side.A1 in step.sides else COMPARED
@@ -306,7 +320,7 @@ def test_each_pair_shows_how_far_it_is_once_both_sides_were_launched(here: GateO
     shown: list[str] = []
     options = dataclasses.replace(here, launches=1, together=False, show=shown.append)
 
-    def first_of_all(gate: Gate, step: GateStep) -> Iterator[Entry]:
+    def first_of_all(gate: Gate, step: GateStep) -> Iterator[LedgerEntry]:
         del gate
         yield launch(step.sides[0], step.number, pair=step.pair)
 
@@ -321,7 +335,7 @@ def test_a_launch_that_fails_takes_its_time_too(here: GateOptions) -> None:
     """Side B takes 10 min to fail, and there are 15 min."""
     moments_s = itertools.count(step=600)
 
-    def failing(gate: Gate, step: GateStep) -> Iterator[Entry]:
+    def failing(gate: Gate, step: GateStep) -> Iterator[LedgerEntry]:
         del gate
         yield failed(Side.B, step.number, pair=step.pair)
 
@@ -354,7 +368,7 @@ def test_after_a_loss_side_a_is_measured_against_itself_if_time_is_left(
     assert launched == (every if has_time else every[:2])
 
 
-def accepting_less(gate: Gate, step: GateStep) -> Iterator[Entry]:
+def accepting_less(gate: Gate, step: GateStep) -> Iterator[LedgerEntry]:
     """A launch on which B accepts fewer drafts."""
     del gate
     for side in step.sides:
@@ -379,7 +393,7 @@ def test_a_gate_whose_time_is_up_ends_with_the_status_of_its_verdicts(here: Gate
 def test_a_gate_that_is_cut_short_writes_its_report_all_the_same(
     here: GateOptions, error: BaseException, status: int
 ) -> None:
-    def ending(gate: Gate, step: GateStep) -> Iterator[Entry]:
+    def ending(gate: Gate, step: GateStep) -> Iterator[LedgerEntry]:
         del gate, step
         raise error
         yield
@@ -394,7 +408,7 @@ def test_a_gate_that_is_cut_short_writes_its_report_all_the_same(
 def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(here: GateOptions) -> None:
     """The machine moved, so the second look launches the control again."""
 
-    def failing_once(gate: Gate, step: GateStep) -> Iterator[Entry]:
+    def failing_once(gate: Gate, step: GateStep) -> Iterator[LedgerEntry]:
         was_tried = any(launch.arm == Side.A2 for launch in gate.ledger.launches)
         if Side.A2 in step.sides and not was_tried:
             yield failed(Side.A2, step.number, pair=step.pair)

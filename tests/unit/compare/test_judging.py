@@ -508,13 +508,3 @@ def test_acceptance_by_counters_is_compared_with_acceptance_by_request(
         launch(Side.B, 1, acceptance=accepted(*of_b)),
     ]
     assert judge(sides, metric=ACCEPTANCE).outcome is outcome
-
-
-def test_launches_of_different_hours_are_not_compared() -> None:
-    """Side B of the last number was repeated now; side A is still that of the interrupted gate."""
-    of_now = launches(0.0, count=3)
-    earlier_a = dataclasses.replace(launch(Side.A, 4, tokens_per_s=500.0), is_resumed=True)
-
-    verdict = judge([*of_now, earlier_a, launch(Side.B, 4)])
-
-    assert verdict.comparison.change_frac == judge(of_now).comparison.change_frac

@@ -9,7 +9,7 @@ from specreg.compare.judging import Rules
 from specreg.compare.pairs import COMPARED, CONTROL, Pair, Side
 from specreg.compare.plan import GateGoal, GateStep, has_time, next_step, slots_of
 from specreg.correctness.checks import LOSSLESS
-from specreg.runs.ledger import Checked, Entry, Ledger, MeasuredLaunch
+from specreg.runs.ledger import Checked, Ledger, LedgerEntry, MeasuredLaunch
 from tests.unit import builders
 from tests.unit.builders.gates import PAIR, equal_answers, failed, key_of, launch, launches
 
@@ -24,7 +24,7 @@ def gate_of(*pairs: Pair, together: bool = True, rules: Rules = RULES) -> GateGo
     return GateGoal(groups=[pairs], rules=rules, together=together)
 
 
-def ledger_of(*made: Entry) -> Ledger:
+def ledger_of(*made: LedgerEntry) -> Ledger:
     """The ledger of a gate that has made these launches."""
     ledger = Ledger(Path("unused"))
     for entry in made:
@@ -32,7 +32,7 @@ def ledger_of(*made: Entry) -> Ledger:
     return ledger
 
 
-def step_after(*made: Entry, together: bool = True, rules: Rules = RULES) -> GateStep | None:
+def step_after(*made: LedgerEntry, together: bool = True, rules: Rules = RULES) -> GateStep | None:
     """The next step of a gate of one pair, whose answers are equal."""
     ledger = ledger_of(EQUAL, *made)
     return next_step(ledger, gate_of(PAIR, together=together, rules=rules))
@@ -126,7 +126,7 @@ def test_pairs_that_share_servers_are_measured_on_one_launch() -> None:
     assert next_step(ledger_of(*equal, *dead), goal) == GateStep((PAIR, second), 2, COMPARED[::-1])
 
 
-def not_compared(side: Side, number: int) -> Entry:
+def not_compared(side: Side, number: int) -> LedgerEntry:
     """A launch on which the answers of a side couldn't be had."""
     return dataclasses.replace(failed(side, number), check=LOSSLESS)
 
@@ -157,7 +157,7 @@ ASK_BOTH = GateStep((PAIR,), 1, COMPARED, LOSSLESS)
     ],
 )
 def test_answers_are_compared_on_the_servers_that_were_measured(
-    made: list[Entry], step: GateStep, *, together: bool
+    made: list[LedgerEntry], step: GateStep, *, together: bool
 ) -> None:
     ledger = ledger_of(*made, *(launch(side, 1) for side in COMPARED))
     assert next_step(ledger, gate_of(PAIR, together=together)) == step

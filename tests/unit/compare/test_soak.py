@@ -19,8 +19,8 @@ from specreg.compare.drift import (
 from specreg.compare.options import SoakOptions
 from specreg.compare.soak import Soak, open_soak, view_of_soak
 from specreg.compare.steadiness import (
+    ALARM_LEVEL,
     LAST_LEVEL,
-    LEVEL,
     Sensitivity,
     SoakGoal,
     forecast,
@@ -117,7 +117,7 @@ def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
     rng = np.random.default_rng(20261122)
     alarms = sum(bool(alarms_of(100 + noise(rng), 100 + noise(rng))) for _ in range(SOAKS))
     # Of 1,000 soaks at 1 % each more than 20 are as rare as one time in a thousand.
-    assert alarms <= 2 * LEVEL * SOAKS, alarms
+    assert alarms <= 2 * ALARM_LEVEL * SOAKS, alarms
 
 
 def alarms_of(lengths: Values, steps_ms: Values) -> list[str]:
@@ -296,10 +296,10 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     case = builders.with_judging(
         builders.CASE, tolerances=(("acceptance_length_tokens", 0.01), ("tpot_p50_ms", 0.5))
     )
-    verdicts = judge_segments([], goal(case=case, on_gpu=True), LEVEL)
+    verdicts = judge_segments([], goal(case=case, on_gpu=True), ALARM_LEVEL)
     tolerances = [verdict.comparison.tolerance_frac for verdict in verdicts]
     assert tolerances == [0.01, 0.5, 0.05, 0.05]
-    loose = judge_segments([], goal(0.2, case, on_gpu=True), LEVEL)
+    loose = judge_segments([], goal(0.2, case, on_gpu=True), ALARM_LEVEL)
     assert {verdict.comparison.tolerance_frac for verdict in loose} == {0.2}
 
 

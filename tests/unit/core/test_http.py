@@ -12,7 +12,7 @@ import pytest
 
 from specreg.core.address import Address
 from specreg.core.errors import AnswerError, ServerDiedError
-from specreg.core.http import MAX_BYTES, HttpResponse, ask
+from specreg.core.http import MAX_ANSWER_BYTES, HttpResponse, ask
 from specreg.servers.server import send_probe
 from tests.unit import builders
 
@@ -107,7 +107,7 @@ def test_no_answer_is_waited_for_longer_than_is_said(say: Say) -> None:
 
 def test_an_answer_that_is_too_long_is_not_kept() -> None:
     say = endless(OK + b"Connection: close\r\n\r\n", b"x" * 2**20)
-    words = f"^/metrics: answers more than {MAX_BYTES} bytes$"
+    words = f"^/metrics: answers more than {MAX_ANSWER_BYTES} bytes$"
     with saying(say) as url, pytest.raises(AnswerError, match=words):
         ask(Address(url), "GET", "/metrics", within_s=30.0)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.core.shared_memory import FOLDER
+from specreg.core.shared_memory import SHARED_MEMORY
 from tests.faults.running import MARK, marked, wait_until
 from tests.unit import builders
 
@@ -99,7 +99,7 @@ finally:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    path = FOLDER / f"specreg-test-{uuid.uuid4().hex[:8]}"
+    path = SHARED_MEMORY / f"specreg-test-{uuid.uuid4().hex[:8]}"
     yield path
     path.unlink(missing_ok=True)
 

@@ -23,7 +23,7 @@ from specreg.core.processes import (
     start_process,
     stop_process,
 )
-from specreg.core.shared_memory import FOLDER, remove_shared, shared_files, used_by
+from specreg.core.shared_memory import SHARED_MEMORY, remove_shared, shared_files, used_by
 from tests.unit import builders
 from tests.unit.builders.processes import lives
 from tests.unit.builders.started_servers import at_most
@@ -398,7 +398,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    path = FOLDER / f"specreg-test-{uuid.uuid4().hex[:8]}"
+    path = SHARED_MEMORY / f"specreg-test-{uuid.uuid4().hex[:8]}"
     yield path
     path.unlink(missing_ok=True)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from specreg.core.timeline import Phase, RunTime, Step, Timeline, process_began_ns
+from specreg.core.timeline import Phase, RunningPhase, RunTime, Timeline, process_began_ns
 from specreg.load.chat_client import FinishedRequest
 from specreg.report.progress import ExpectedTime, Progress, RunProgress
 from specreg.report.screen import Screen
@@ -73,7 +73,7 @@ def test_each_moment_belongs_to_the_innermost_phase_and_all_of_them_to_the_run(
 def test_a_phase_that_is_interrupted_as_it_begins_ends_all_the_same(clock: Clock) -> None:
     seen: list[int] = []
 
-    def watch(steps: Sequence[Step]) -> None:
+    def watch(steps: Sequence[RunningPhase]) -> None:
         seen.append(len(steps))
         if steps:
             raise KeyboardInterrupt

@@ -16,15 +16,15 @@ from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import ModelError
 from specreg.correctness.oracle_client import drafts_of_lookup, has_oracle, predict_drafts, walk
 from specreg.engines.methods import METHODS
-from specreg.engines.pytorch.question import OracleAnswer, Question, Text
+from specreg.engines.pytorch.question import OracleAnswer, Question, TokenizedText
 from specreg.engines.pytorch.speculation import propose, propose_padded
 from specreg.engines.registry import ENGINES, engine_named
 from tests.unit import builders
 
 
-def text(prompt_tokens: int, output_tokens: int) -> Text:
+def text(prompt_tokens: int, output_tokens: int) -> TokenizedText:
     """A text of so many tokens."""
-    return Text(ids=(), prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+    return TokenizedText(ids=(), prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
 
 def test_a_step_that_drafts_nothing_emits_one_token_and_is_not_counted() -> None:
@@ -123,7 +123,7 @@ QUESTION = Question(
     draft="some/head",
     draft_tokens=3,
     dtype="float32",
-    texts=(Text(ids=(1, 2, 3), prompt_tokens=2, output_tokens=1),),
+    texts=(TokenizedText(ids=(1, 2, 3), prompt_tokens=2, output_tokens=1),),
 )
 ANSWERS = """
 import json, os, pathlib, sys
@@ -151,7 +151,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def test_the_walk_knows_both_rules_by_which_vllm_counts_lookup() -> None:
     """The answer 8 1 2 7 to 1 2 7: three steps, of which V1 counts the one that finds 1 2."""
     ids = (1, 2, 7, 8, 1, 2, 7, 3, 3, 3)
-    answer = Text(ids=ids, prompt_tokens=3, output_tokens=4)
+    answer = TokenizedText(ids=ids, prompt_tokens=3, output_tokens=4)
     by_v1 = walk(lambda index: drafts_of_lookup(propose, ids, 3, index), answer, 3)
     by_v2 = walk(lambda index: drafts_of_lookup(propose_padded, ids, 3, index), answer, 3)
     assert (by_v1.steps, by_v1.accepted, by_v1.proposed) == (1, 1, 3)

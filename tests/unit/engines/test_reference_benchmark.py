@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.engines.pytorch.benchmark import COLUMNS, cpu_energy_j, measure, render
+from specreg.engines.pytorch.benchmark import COLUMNS, cpu_energy_j, measure_batches, render_table
 from specreg.engines.pytorch.requests import DecodedStep, Job
 from tests.unit import builders
 
@@ -45,7 +45,7 @@ def test_the_figures_are_those_of_the_steps() -> None:
     ticks = itertools.count(step=10 * MS)
     joules = itertools.count(step=2.5)
 
-    figures = measure(decoded, JOBS, 2, lambda: next(ticks), lambda: next(joules))
+    figures = measure_batches(decoded, JOBS, 2, lambda: next(ticks), lambda: next(joules))
 
     assert figures == {
         "ttft_p50_ms": 10.0,
@@ -70,13 +70,13 @@ def test_a_missing_figure_is_a_dash() -> None:
         yield {0: step(1, ends=True)}
 
     ticks = itertools.count(step=10 * MS)
-    figures = measure(alone, JOBS[:1], 1, lambda: next(ticks))
+    figures = measure_batches(alone, JOBS[:1], 1, lambda: next(ticks))
 
-    head, _, row, _, note = render([("none", 1, figures)]).splitlines()
+    head, _, row, _, note = render_table([("none", 1, figures)]).splitlines()
     assert head.startswith("| method | batch | TTFT p50, ms | ITL p50, ms | tokens/s |")
     assert row == "| `none` | 1 | 10.0 | – | 100.0 | – | – | – | – | – |"
     assert note.startswith("No power was measured: ")
-    assert note not in render([("none", 1, {**figures, "power_w": 9.0})])
+    assert note not in render_table([("none", 1, {**figures, "power_w": 9.0})])
 
 
 def test_a_processor_counts_the_energy_of_its_packages(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from specreg.engines.pytorch.speculation import (
     LONGEST_RUN_TOKENS,
     SHORTEST_RUN_TOKENS,
     Draft,
-    Floats,
+    FloatArray,
     NGramStore,
     Sampling,
     Verified,
@@ -42,7 +42,7 @@ PAIRS = [
 ]
 
 
-def agrees(counts: NDArray[np.generic], expected: Floats) -> bool:
+def agrees(counts: NDArray[np.generic], expected: FloatArray) -> bool:
     """Whether counts may be draws from a distribution; what it excludes must not occur."""
     possible = expected > 0
     if np.any(counts[~possible]):
@@ -53,7 +53,7 @@ def agrees(counts: NDArray[np.generic], expected: Floats) -> bool:
     return bool(stats.chisquare(counts[possible], wanted).pvalue > ALPHA)
 
 
-def drawn(q: Floats, random: np.random.Generator) -> Draft:
+def drawn(q: FloatArray, random: np.random.Generator) -> Draft:
     """A draft that is drawn from q, which a certain one, as a lookup's, doesn't name."""
     return Draft(token_ids=(sample(q, random),), distributions=None if q.max() == 1 else q[None])
 
@@ -73,7 +73,7 @@ def test_the_test_tells_distributions_apart() -> None:
 
 @pytest.mark.parametrize(("p", "q", "overlap"), PAIRS)
 def test_accepted_and_emitted_tokens_have_the_targets_distribution(
-    p: Floats, q: Floats, overlap: float
+    p: FloatArray, q: FloatArray, overlap: float
 ) -> None:
     """A draft is accepted with the probability Σ min(p, q); what is emitted is the target's."""
     assert np.minimum(p, q).sum() == pytest.approx(overlap)

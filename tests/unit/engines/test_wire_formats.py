@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.acceptance.trace import StreamEvent
-from specreg.core.http import MAX_BYTES
+from specreg.core.http import MAX_ANSWER_BYTES
 from specreg.engines.registry import ENGINES
 from specreg.engines.sglang import SglangWireFormat
 from specreg.engines.vllm import VllmWireFormat
 from specreg.engines.wire_format import (
-    DONE,
+    DONE_EVENT,
     AnswerSettings,
     Ask,
     EventSplitter,
@@ -76,7 +76,7 @@ def recording(engine: str, version: str) -> Path:
 def raw_events(engine: str, version: str, name: str) -> list[bytes]:
     """The data of a recorded stream's events."""
     stream = (recording(engine, version) / name).read_bytes()
-    return [event for event in EventSplitter().feed(stream) if event != DONE]
+    return [event for event in EventSplitter().feed(stream) if event != DONE_EVENT]
 
 
 def parsed(engine: str, *events: bytes, ask: Ask = CHAT) -> list[StreamEvent]:
@@ -488,9 +488,9 @@ def fed(*pieces: bytes) -> list[bytes]:
 def test_events_come_back_however_the_network_cut_the_bytes(
     events: list[bytes], cuts: list[int]
 ) -> None:
-    stream = b"".join(b"data: " + event + b"\n\n" for event in (*events, DONE))
+    stream = b"".join(b"data: " + event + b"\n\n" for event in (*events, DONE_EVENT))
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    assert fed(*(stream[a:b] for a, b in itertools.pairwise(edges))) == [*events, DONE]
+    assert fed(*(stream[a:b] for a, b in itertools.pairwise(edges))) == [*events, DONE_EVENT]
 
 
 def test_an_event_comes_as_soon_as_its_line_ends() -> None:
@@ -514,7 +514,7 @@ def test_a_line_of_data_that_ends_is_an_event(stream: bytes, events: list[bytes]
 def test_a_line_without_an_end_is_refused() -> None:
     splitter = EventSplitter()
     begun = time.monotonic()
-    for _ in range(MAX_BYTES // 1_024):
+    for _ in range(MAX_ANSWER_BYTES // 1_024):
         assert list(splitter.feed(b"x" * 1_024)) == []
     with builders.invalid("EVENT_UNREADABLE", "after 16777216 bytes"):
         list(splitter.feed(b"x"))

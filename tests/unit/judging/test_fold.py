@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specreg.judging.fold import GAINED, LOST, USUAL, Fold, Night
-from specreg.judging.spread import Spread
+from specreg.judging.spread import SpreadEstimator
 
 CASES = 12
 SPREAD_FRAC = 0.01
@@ -15,7 +15,7 @@ USUAL_NIGHTS = 8
 
 def fold_of(levels: Sequence[Sequence[float]]) -> Fold:
     """Fold nights of a dozen figures, each with one launch. The first night is the recording."""
-    spread = Spread([np.arange(CASES)], 0.01, 0.01)
+    spread = SpreadEstimator([np.arange(CASES)], 0.01, 0.01)
     fold = Fold(spread, np.full(CASES, 0.05), fewest_decisions=CASES)
     for number, night in enumerate(levels):
         restarts = np.full(CASES, number == 0)

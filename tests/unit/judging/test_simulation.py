@@ -8,11 +8,11 @@ import pytest
 from specreg.judging.simulation import (
     CHANGED,
     IDENTICAL,
-    Counts,
     Planted,
     Scenario,
+    ScenarioCounts,
     SimulatedMachine,
-    render,
+    render_scenario,
     simulate,
     simulate_rows,
 )
@@ -49,10 +49,10 @@ def test_ten_of_sixteen_cases_that_lose_are_named_and_forgotten_once_mended() ->
 
 def test_a_limit_that_is_exceeded_is_marked() -> None:
     row = IDENTICAL[0]
-    good = Counts(series=1000, healthy_nights=10_000, red_nights=400)
-    bad = Counts(series=1000, healthy_nights=10_000, red_nights=500)
-    assert render(row, good)[1]
-    lines, is_kept = render(row, bad)
+    good = ScenarioCounts(series=1000, healthy_nights=10_000, red_nights=400)
+    bad = ScenarioCounts(series=1000, healthy_nights=10_000, red_nights=500)
+    assert render_scenario(row, good)[1]
+    lines, is_kept = render_scenario(row, bad)
     assert not is_kept
     assert lines[0].endswith("!")
 

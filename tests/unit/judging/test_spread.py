@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specreg.judging.spread import Spread, moderated, quantiles
+from specreg.judging.spread import SpreadEstimator, moderated, quantiles
 from specreg.stats.intervals import t_quantile
 from specreg.stats.variance import Variance
 
@@ -12,8 +12,8 @@ ONE = np.ones(FIGURES)
 ALL = np.ones(FIGURES, bool)
 
 
-def spread_of(levels: np.ndarray) -> Spread:
-    spread = Spread([np.arange(FIGURES)], 0.05, 0.01)
+def spread_of(levels: np.ndarray) -> SpreadEstimator:
+    spread = SpreadEstimator([np.arange(FIGURES)], 0.05, 0.01)
     for night in levels:
         spread.add_night(night, ONE, ALL)
     return spread

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specreg.judging.nights import GPU
-from specreg.judging.rules import Finding
+from specreg.judging.rules import NightFinding
 from specreg.judging.samples import Sample
 from specreg.judging.verdicts import NightJudge, SpeedVerdict
 
@@ -61,17 +61,17 @@ def judged(samples: list[Sample]) -> dict[str, SpeedVerdict]:
     return {verdict.figure.case: verdict for verdict in judge.judge(tonight)}
 
 
-def findings(samples: list[Sample]) -> set[Finding]:
+def findings(samples: list[Sample]) -> set[NightFinding]:
     return {verdict.finding for verdict in judged(samples).values()}
 
 
 def test_unchanged_nights_keep_their_level() -> None:
-    assert findings(nights(10)) == {Finding.KEPT}
+    assert findings(nights(10)) == {NightFinding.KEPT}
 
 
 def test_a_slower_case_is_named_with_its_first_night() -> None:
     verdicts = judged(nights(10, lambda case, night: -0.12 * (case == 3 and night >= 7)))
-    lost = [case for case, verdict in verdicts.items() if verdict.finding is Finding.LOST]
+    lost = [case for case, verdict in verdicts.items() if verdict.finding is NightFinding.LOST]
     assert lost == ["case-3"]
     assert verdicts["case-3"].since_s == 7 * DAY_S
 
@@ -84,7 +84,7 @@ def test_no_verdict_depends_on_the_order_of_samples_or_cases() -> None:
 
 def test_a_slow_machine_is_named_once_and_blames_no_case() -> None:
     verdicts = judged(nights(12, lambda _case, night: -0.3 * (night >= 10)))
-    assert {verdict.finding for verdict in verdicts.values()} == {Finding.MACHINE_SLOW}
+    assert {verdict.finding for verdict in verdicts.values()} == {NightFinding.MACHINE_SLOW}
     assert verdicts["case-0"].since_s == 10 * DAY_S
     assert verdicts["case-0"].software == ((ONE,), (ONE,))
     assert verdicts["case-0"].lasted == 3
@@ -103,14 +103,14 @@ def test_a_change_of_software_on_the_first_slow_night_is_said() -> None:
 
 def test_a_loss_of_all_that_is_within_the_tolerance_of_nothing_never_passes() -> None:
     verdicts = judged(nights(9, lambda _case, night: -0.1 * (night >= 9)))
-    assert Finding.KEPT not in {verdict.finding for verdict in verdicts.values()}
+    assert NightFinding.KEPT not in {verdict.finding for verdict in verdicts.values()}
 
 
 def test_a_figure_without_a_recorded_level_is_not_recorded() -> None:
     samples = [
         sample for sample in nights(6) if not (sample.case == "case-0" and sample.began_s == 0)
     ]
-    assert judged(samples)["case-0"].finding is Finding.NOT_RECORDED
+    assert judged(samples)["case-0"].finding is NightFinding.NOT_RECORDED
 
 
 def test_the_change_is_that_between_tonight_and_the_level_beside_it() -> None:
@@ -129,20 +129,20 @@ def test_cases_of_one_engine_that_lose_together_are_named_beside_the_other_engin
             case = f"{engine}-{sample.case}"
             samples.append(dataclasses.replace(sample, case=case, engine=engine))
     by_engine = {verdict.figure.engine: verdict.finding for verdict in judged(samples).values()}
-    assert by_engine == {"vllm": Finding.ENGINE_LOST, "sglang": Finding.KEPT}
+    assert by_engine == {"vllm": NightFinding.ENGINE_LOST, "sglang": NightFinding.KEPT}
 
 
 def test_a_machine_that_loses_for_good_stays_red_and_one_that_is_back_does_not() -> None:
     slow = [nights(last, lambda _case, night: -0.16 * (night >= 10)) for last in (13, 18, 28)]
-    assert [findings(samples) for samples in slow] == [{Finding.MACHINE_SLOW}] * 3
+    assert [findings(samples) for samples in slow] == [{NightFinding.MACHINE_SLOW}] * 3
 
     back = nights(20, lambda _case, night: -0.16 * (10 <= night < 20))
 
-    assert Finding.MACHINE_SLOW not in findings(back)
+    assert NightFinding.MACHINE_SLOW not in findings(back)
 
 
 def test_a_machine_that_loses_a_little_every_night_is_found() -> None:
-    assert findings(nights(16, lambda _case, night: -0.02 * night)) == {Finding.MACHINE_SLOW}
+    assert findings(nights(16, lambda _case, night: -0.02 * night)) == {NightFinding.MACHINE_SLOW}
 
 
 def test_a_few_cases_of_many_are_not_blamed_for_what_the_machine_lost_tonight() -> None:
@@ -153,7 +153,7 @@ def test_a_few_cases_of_many_are_not_blamed_for_what_the_machine_lost_tonight() 
         for sample in tonight
         if sample.began_s == 13 * DAY_S and sample.case in {"case-0", "case-1", "case-2"}
     ]
-    assert Finding.LOST not in findings([*earlier, *few])
+    assert NightFinding.LOST not in findings([*earlier, *few])
 
 
 def test_a_few_cases_do_not_say_that_a_machine_is_still_slow() -> None:
@@ -163,8 +163,8 @@ def test_a_few_cases_do_not_say_that_a_machine_is_still_slow() -> None:
         for sample in slow
         if sample.began_s < 14 * DAY_S or sample.case in {"case-0", "case-1", "case-2"}
     ]
-    assert Finding.MACHINE_SLOW not in findings(few)
-    assert findings(slow) == {Finding.MACHINE_SLOW}
+    assert NightFinding.MACHINE_SLOW not in findings(few)
+    assert findings(slow) == {NightFinding.MACHINE_SLOW}
 
 
 def test_a_recording_starts_a_slow_machine_anew() -> None:
@@ -175,7 +175,7 @@ def test_a_recording_starts_a_slow_machine_anew() -> None:
         )
         for sample in slow
     ]
-    assert Finding.MACHINE_SLOW not in findings(recorded)
+    assert NightFinding.MACHINE_SLOW not in findings(recorded)
 
 
 def test_what_is_measured_tonight_for_the_first_time_changes_no_earlier_verdict() -> None:
@@ -203,7 +203,7 @@ def test_runs_of_other_cases_make_no_loss_older() -> None:
 
     verdict = judged([*samples, *others])["case-3"]
 
-    assert verdict.finding is Finding.LOST
+    assert verdict.finding is NightFinding.LOST
     assert verdict.lasted <= 11
 
 
@@ -212,7 +212,7 @@ def test_a_figure_is_the_same_if_its_engine_has_another_name() -> None:
         dataclasses.replace(sample, engine="vllm-v1") if sample.began_s > 5 * DAY_S else sample
         for sample in nights(10)
     ]
-    assert findings(renamed) == {Finding.KEPT}
+    assert findings(renamed) == {NightFinding.KEPT}
 
 
 def test_a_night_without_any_figure_has_no_verdict() -> None:

@@ -44,7 +44,7 @@ from specreg.servers.server import Server
 from specreg.stats.intervals import Look
 from specreg.stats.percentiles import TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
-from specreg.telemetry.sampler import PowerTrace, Sample, Watch
+from specreg.telemetry.sampler import DeviceSample, PowerTrace, Watch
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders
 from tests.unit.builders.busy_machines import duration_s, invalid_if_idle
@@ -214,7 +214,8 @@ class Meter:
     def traces(self, until_ns: int) -> tuple[Sequence[PowerTrace], str]:
         moments = range(until_ns - 60 * 10**9, until_ns + 10**9, 97 * MS)
         samples = [
-            Sample(device_index=0, at_ns=at_ns, energy_mj=400 * at_ns // MS) for at_ns in moments
+            DeviceSample(device_index=0, at_ns=at_ns, energy_mj=400 * at_ns // MS)
+            for at_ns in moments
         ]
         return (PowerTrace(device=builders.device(), samples=samples),), ""
 

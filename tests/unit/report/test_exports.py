@@ -25,7 +25,7 @@ from specreg.load.rounds import Round
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import benchmark_of, render_benchmarks
 from specreg.report.document import RunReport
-from specreg.report.exports import FORMS, render_verdict_rows, write_outputs
+from specreg.report.exports import EXPORT_FORMATS, render_verdict_rows, write_outputs
 from specreg.report.files import load_report
 from specreg.report.page import render_markdown
 from specreg.verdicts.verdict import Outcome
@@ -97,7 +97,7 @@ def test_markdown_keeps_to_what_github_takes() -> None:
 def test_prometheus_reads_values_verdicts_and_the_status(
     form: str, read: Callable[[str], Iterable[Metric]]
 ) -> None:
-    (page,) = map(str, FORMS[form].render(reports.REPORT, {}).values())
+    (page,) = map(str, EXPORT_FORMATS[form].render(reports.REPORT, {}).values())
     families = {family.name: family for family in read(page)}
     verdicts = reports.REPORT.run.verdicts
     expected = {
@@ -201,14 +201,14 @@ def test_each_replay_of_a_prompt_has_its_own_record_of_aiperf() -> None:
     assert [record["metadata"]["session_num"] for record in records] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("output", FORMS)
+@pytest.mark.parametrize("output", EXPORT_FORMATS)
 def test_every_form_is_written_for_any_run_or_that_it_is_not(tmp_path: Path, output: str) -> None:
     recorded(tmp_path / "ledger.jsonl")
     for report in (reports.with_case(figures=None), reports.REPORT):
         written = write_outputs([output], report, tmp_path, tmp_path / "out")
         assert written
         assert all(path.is_file() for path in written)
-    if FORMS[output].takes_ledger:
+    if EXPORT_FORMATS[output].takes_ledger:
         with pytest.raises(ReportError, match=rf"as {output}: no case of run '.*' has the meas"):
             write_outputs([output], reports.EMPTY, tmp_path, tmp_path / "empty")
     else:
@@ -298,7 +298,7 @@ EIGHT_BIT = "\x9b31m\x9d0;title\x9c\x84\x85"
 CONTROLS = f"{EIGHT_BIT}\x1b[31mred\x1b[0m\0\u202e\u2028\ud800\ufffe\n::error::x ##[error]y"
 
 
-TEXTS = [name for name, form in FORMS.items() if not form.takes_ledger and name != "png"]
+TEXTS = [name for name, form in EXPORT_FORMATS.items() if not form.takes_ledger and name != "png"]
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -26,7 +26,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement
 from specreg.runs.execute import NightExecutor, Settings
-from specreg.runs.goals import CaseGoal, CaseLaunch, Night
+from specreg.runs.goals import CaseGoal, CaseLaunch, NightGoal
 from specreg.runs.ledger import FailedLaunch, Key, Ledger, read_ledger
 from specreg.runs.plan import next_step
 from specreg.servers.handle import ServerHandle, Servers
@@ -146,7 +146,7 @@ class Machine:
         """What failed."""
         return list(self.ledger.failures)
 
-    def run(self, night: Night) -> None:
+    def run(self, night: NightGoal) -> None:
         """Run a night to its end."""
         while step := next_step(self.ledger, night):
             self.ledger.extend(self.executor.execute(step))
@@ -179,9 +179,9 @@ def machine(
     return Machine(servers, measuring, executor)
 
 
-def night(goals: Sequence[CaseGoal], launches: int = 1) -> Night:
+def night(goals: Sequence[CaseGoal], launches: int = 1) -> NightGoal:
     """A night of these cases."""
-    return Night.of(goals, launches=launches)
+    return NightGoal.of(goals, launches=launches)
 
 
 def checks_with(*results: Verdict | SpecregError) -> Mapping[str, CorrectnessCheck]:
@@ -278,6 +278,23 @@ def test_a_case_whose_server_dies_gets_one_fresh_server(tmp_path: Path) -> None:
     assert here.servers.started == [EAGLE.server.id] * 2
     assert [failure.server_died for failure in here.failures] == [True, True]
     assert not here.ledger.measured
+
+
+@pytest.mark.parametrize("error", [ServerDiedError("x"), HungError(120.0)])
+def test_a_failed_launch_says_how_long_it_took(tmp_path: Path, error: SpecregError) -> None:
+    now_s = 0.0
+
+    def fail_slowly(*_: object) -> list[Measurement]:
+        nonlocal now_s
+        now_s += 7.0
+        raise error
+
+    here = machine(tmp_path, clock_s=lambda: now_s)
+    here.executor.measure_arms = fail_slowly
+
+    here.run(night([CaseGoal(case=EAGLE)]))
+
+    assert {failure.lasted_s for failure in here.failures} == {7.0}
 
 
 def test_a_case_that_cannot_be_read_starts_no_server(tmp_path: Path) -> None:

@@ -25,7 +25,16 @@ from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Arrivals, Case, Limits, Load
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
-from specreg.runs.ledger import Checked, FailedLaunch, Key, Ledger, last_run, read_ledger
+from specreg.runs.ledger import (
+    ArmName,
+    Checked,
+    FailedLaunch,
+    Key,
+    Ledger,
+    MeasuredLaunch,
+    last_run,
+    read_ledger,
+)
 from tests.unit import builders
 from tests.unit.builders.ledgers import ACCEPTANCE, CASE, COUNTS, KEY, finished, key_of, recorded
 
@@ -431,6 +440,75 @@ def test_a_repetition_that_failed_takes_the_place_of_the_last_measurement(
     Ledger(path).extend([failure, check])
     assert (KEY in read_ledger(path, last=True).measured) == (number != KEY.launch)
     assert KEY in read_ledger(path).measured
+
+
+def side_key(side: ArmName, launch: int = 2) -> Key:
+    """The key of a side of a gate on a launch."""
+    return msgspec.structs.replace(KEY, arm=side, launch=launch)
+
+
+def fail(path: Path, side: ArmName, ledger: Ledger | None = None) -> None:
+    """Record that a side failed on the second launch."""
+    failure = FailedLaunch(case_id=CASE.id, arm=side, number=2, reason=Reason(text="it died"))
+    (ledger or Ledger(path)).extend([failure])
+
+
+def sides_left(path: Path) -> list[tuple[str, int]]:
+    """The sides that a resumed gate takes over, each with the number of its launch."""
+    return [(key.arm, key.launch) for key in read_ledger(path, last=True).measured]
+
+
+@pytest.mark.parametrize(("first", "second"), [("A", "B"), ("B", "A"), ("A2", "A1")])
+def test_a_repeated_side_is_not_compared_with_the_other_side_of_another_hour(
+    path: Path, first: ArmName, second: ArmName
+) -> None:
+    fail(path, first)
+    recorded(path, side_key(second))
+    recorded(path, side_key(second, launch=3))
+    assert sides_left(path) == [(second, 2), (second, 3)]
+
+    # The gate is resumed hours later, makes launch 2 again, and is killed after its first side.
+    recorded(path, side_key(first))
+    assert sides_left(path) == [(second, 3), (first, 2)]
+
+    # It is resumed once more, and makes both sides of launch 2 again.
+    fail(path, first)
+    recorded(path, side_key(second))
+    assert sides_left(path) == [(second, 3), (second, 2)]
+    recorded(path, side_key(first))
+    recorded(path, side_key(second))
+    assert sides_left(path) == [(second, 3), (first, 2), (second, 2)]
+
+
+def test_a_gate_doesnt_compare_two_looks_either(path: Path) -> None:
+    """Side A is launched beside itself. At the first look A2 failed, at the next one both are made
+    again."""
+    ledger = Ledger(path)
+
+    def launch(side: ArmName) -> MeasuredLaunch:
+        measurement = builders.measurement({})
+        return MeasuredLaunch(case_id=CASE.id, arm=side, number=2, measurement=measurement)
+
+    fail(path, "A2", ledger)
+    ledger.extend([launch("A1")])
+    ledger.begin(side_key("A2"))
+    ledger.extend([launch("A2")])
+    assert [measured.arm for measured in ledger.measured] == ["A2"]
+
+    ledger.begin(side_key("A1"))
+    ledger.extend([launch("A1")])
+    assert [measured.arm for measured in ledger.measured] == ["A2", "A1"]
+
+
+def test_sides_that_run_together_stay_together_after_one_has_failed(path: Path) -> None:
+    fail(path, "B")
+    both = (side_key("B"), side_key("A"))
+    measurement = builders.measurement({}, case=CASE)
+    ledger = Ledger(path)
+    ledger.begin(*both)
+    for arm in (1, 0):
+        ledger.end(measurement, arm=arm)
+    assert set(sides_left(path)) == {("A", 2), ("B", 2)}
 
 
 def test_a_ledger_takes_the_lines_of_another_and_a_check_hides_no_measurement(path: Path) -> None:

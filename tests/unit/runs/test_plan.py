@@ -1,15 +1,15 @@
 """What a night does next, from what its ledger has. Nothing starts here."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
 from specreg.correctness.checks import LOSSLESS
 from specreg.matrix.case import Case
-from specreg.runs.goals import CaseGoal, CaseLaunch, Further, Night, Wanted
-from specreg.runs.ledger import Entry, Ledger
-from specreg.runs.plan import Step, next_step
+from specreg.runs.goals import CaseGoal, CaseLaunch, Further, NightGoal, Wanted
+from specreg.runs.ledger import Ledger, LedgerEntry
+from specreg.runs.plan import NightStep, next_step
 from tests.unit import builders
 from tests.unit.builders.steps import Played, empty_ledger, failed, measured, succeed, timed
 
@@ -23,9 +23,9 @@ NGRAM_4 = builders.with_concurrency(4, NGRAM)
 ALL = (PLAIN, DRAFTING, EAGLE, NGRAM)
 
 
-def night(goals: Sequence[CaseGoal], *, launches: int = 1, side_by_side: bool = True) -> Night:
+def night(goals: Sequence[CaseGoal], *, launches: int = 1, side_by_side: bool = True) -> NightGoal:
     """A night of these cases."""
-    planned = Night.of(goals, launches=launches)
+    planned = NightGoal.of(goals, launches=launches)
     return dataclasses.replace(planned, side_by_side=side_by_side)
 
 
@@ -95,7 +95,7 @@ def test_a_case_of_which_only_a_check_is_wanted_is_not_measured() -> None:
     assert Played(night([goal])).play() == ["1: eagle3-c2 lossless_frac"]
 
 
-def beside_failing(step: Step, case: Case, *, died: bool) -> Iterator[Entry]:
+def beside_failing(step: NightStep, case: Case, *, died: bool) -> Iterator[LedgerEntry]:
     """A case fails beside others: it alone if it didn't start, and all if it died."""
     failure = failed(case, step.number, died=died)
     yield dataclasses.replace(failure, is_beside_others=True)
@@ -105,7 +105,7 @@ def beside_failing(step: Step, case: Case, *, died: bool) -> Iterator[Entry]:
 
 
 def test_a_case_whose_server_did_not_start_beside_others_is_measured_alone() -> None:
-    def result_of(step: Step) -> Iterator[Entry]:
+    def result_of(step: NightStep) -> Iterator[LedgerEntry]:
         return beside_failing(step, EAGLE, died=False) if len(step.goals) > 1 else succeed(step)
 
     assert Played(night(timed(*ALL)), result_of).play() == [
@@ -115,7 +115,7 @@ def test_a_case_whose_server_did_not_start_beside_others_is_measured_alone() -> 
 
 
 def test_where_a_server_dies_beside_others_each_case_is_measured_alone() -> None:
-    def result_of(step: Step) -> Iterator[Entry]:
+    def result_of(step: NightStep) -> Iterator[LedgerEntry]:
         return beside_failing(step, PLAIN, died=True) if len(step.goals) > 1 else succeed(step)
 
     assert Played(night(timed(*ALL)), result_of).play() == [
@@ -178,7 +178,7 @@ def test_speeds_take_further_launches_once_everything_is_measured() -> None:
 def test_a_further_launch_whose_server_died_is_made_once_more() -> None:
     deaths = iter([True, False])
 
-    def result_of(step: Step) -> Iterator[Entry]:
+    def result_of(step: NightStep) -> Iterator[LedgerEntry]:
         if step.is_further and next(deaths):
             return iter([failed(EAGLE, 2, died=True)])
         return succeed(step)
@@ -188,7 +188,7 @@ def test_a_further_launch_whose_server_died_is_made_once_more() -> None:
     assert Played(confirming, result_of).play() == ["1: eagle3-c2", "2: eagle3-c2", "2: eagle3-c2"]
 
 
-def recording(within_s: float, *cases: Case, launches: int = 12) -> Night:
+def recording(within_s: float, *cases: Case, launches: int = 12) -> NightGoal:
     """A recording whose cases want so many launches, and one of which lasts a second."""
     further = Further(
         wanted=wanting(*cases, launches=launches), within_s=within_s, last_number=launches
@@ -226,8 +226,23 @@ def test_a_launch_that_was_begun_is_ended_for_all_of_its_cases() -> None:
     assert played.play() == ["1: eagle3-c2", "1: eagle3-c4", "2: eagle3-c2", "2: eagle3-c4"]
 
 
+def test_a_server_that_dies_slowly_uses_up_the_time_for_further_launches() -> None:
+    def result_of(step: NightStep) -> Iterable[LedgerEntry]:
+        if step.is_further and step.goals[0].case == EAGLE_4:
+            return [failed(EAGLE_4, step.number, died=True, lasted_s=2.0)]
+        return succeed(step)
+
+    played = Played(recording(12.0, EAGLE, EAGLE_4), result_of)
+
+    assert played.play() == [
+        *("1: eagle3-c2", "1: eagle3-c4"),
+        *("2: eagle3-c2", "2: eagle3-c4", "2: eagle3-c4"),
+        *("3: eagle3-c2", "3: eagle3-c4", "3: eagle3-c4"),
+    ], "two launches of 5 s each, and 2 s are left"
+
+
 def test_no_further_launch_follows_one_that_failed_for_all_cases() -> None:
-    def result_of(step: Step) -> Iterator[Entry]:
+    def result_of(step: NightStep) -> Iterator[LedgerEntry]:
         return iter([failed(EAGLE, step.number)]) if step.number == 3 else succeed(step)
 
     played = Played(recording(60.0, EAGLE), result_of)

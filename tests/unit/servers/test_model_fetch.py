@@ -19,7 +19,7 @@ from specreg.servers import model_fetch
 from specreg.servers.handle import ServerHandle
 from specreg.servers.launch import Launch
 from specreg.servers.launcher import ServerLauncher
-from specreg.servers.model_fetch import Output, fetch_models
+from specreg.servers.model_fetch import FetchOutput, fetch_models
 from tests.doubles.hub import COMMIT, FakeHub
 from tests.unit import builders
 from tests.unit.builders.started_servers import PROVISION
@@ -73,7 +73,7 @@ class Machine:
         interpreters: Sequence[str] = (sys.executable,),
         **changes: Any,  # noqa: ANN401 - of any field
     ) -> None:
-        output = Output(
+        output = FetchOutput(
             log_path=self.folder / "logs/weights.log",
             show=show or self.shown.append,
             tell=self.lines.append,

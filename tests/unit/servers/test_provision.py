@@ -31,8 +31,8 @@ from specreg.servers.installer import installed_packages
 from specreg.servers.interpreters import installed_version
 from specreg.servers.provision import (
     MARKER,
+    EngineOrigin,
     EnvironmentRecord,
-    Origin,
     Provision,
     _torch_sources,
     build_of,
@@ -510,7 +510,7 @@ def test_an_environment_is_looked_for_without_making_it(
     ],
 )
 def test_a_requirement_is_an_engine_and_a_version(text: str, engine: str, version: str) -> None:
-    assert parse_origin(text) == Origin(text=text, engine=engine, version=version)
+    assert parse_origin(text) == EngineOrigin(text=text, engine=engine, version=version)
 
 
 def test_a_wheel_a_checkout_and_an_interpreter_are_known_by_what_lies_there(tmp_path: Path) -> None:
@@ -521,11 +521,11 @@ def test_a_wheel_a_checkout_and_an_interpreter_are_known_by_what_lies_there(tmp_
     interpreter.parent.mkdir(parents=True)
     interpreter.symlink_to(sys.executable)
     for source in (wheel, tmp_path):
-        assert parse_origin(str(source)) == Origin(text=str(source), source=str(source))
+        assert parse_origin(str(source)) == EngineOrigin(text=str(source), source=str(source))
     text = f"vllm@{tmp_path}"
-    assert parse_origin(text) == Origin(text=text, engine="vllm", source=str(tmp_path))
+    assert parse_origin(text) == EngineOrigin(text=text, engine="vllm", source=str(tmp_path))
     for source in (interpreter, tmp_path / "env"):
-        assert parse_origin(str(source)) == Origin(text=str(source), python=str(interpreter))
+        assert parse_origin(str(source)) == EngineOrigin(text=str(source), python=str(interpreter))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_difference
+from specreg.stats.permutation import BEGINNINGS_TOKENS, SAMPLING_LEVEL, chance_of_difference
 
 
 def drawn(chances: tuple[float, ...], draws: int, seed: int) -> list[tuple[int, ...]]:
@@ -58,5 +58,5 @@ def test_what_every_prompt_shows_a_little_is_seen_in_all_of_them() -> None:
         (drawn((0.5, 0.5), 100, 2 * n), drawn((0.62, 0.38), 100, 2 * n + 1)) for n in range(16)
     ]
     alone = [chance_of_difference([pair], tokens=1, shuffles=2000) for pair in pairs]
-    assert min(alone) * len(alone) > LEVEL
+    assert min(alone) * len(alone) > SAMPLING_LEVEL
     assert chance_of_difference(pairs, tokens=1, shuffles=2000) == pytest.approx(1 / 2001)

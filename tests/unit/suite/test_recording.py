@@ -7,12 +7,12 @@ import pytest
 
 from specreg.acceptance.record import StepCounts
 from specreg.matrix.case import Case
-from specreg.runs.goals import Night
-from specreg.runs.ledger import Entry, Ledger, MeasuredLaunch
-from specreg.runs.plan import Step, next_step
+from specreg.runs.goals import NightGoal
+from specreg.runs.ledger import Ledger, LedgerEntry, MeasuredLaunch
+from specreg.runs.plan import NightStep, next_step
 from specreg.stats.intervals import Look
 from specreg.suite.context import RunContext
-from specreg.suite.night import settings_of
+from specreg.suite.night import night_settings
 from tests.unit import builders
 from tests.unit.builders import runs
 from tests.unit.builders.runs import MEASURED, SPEED
@@ -24,14 +24,14 @@ STEADY = (100.0,) * 12
 UNSTEADY = (100.0, 101.0, 99.0) * 4
 
 
-def recording(context: RunContext) -> tuple[Night, Ledger]:
+def recording(context: RunContext) -> tuple[NightGoal, Ledger]:
     """The night of a run that records the speed of all cases, and its empty ledger."""
     names = {case.id: [SPEED.name] for case in context.tier.cases}
     run = runs.run(context, runs.selection(context, names))
     return run.night, run.ledger
 
 
-def launch_of(case: Case, number: int, speeds: Sequence[float]) -> Entry:
+def launch_of(case: Case, number: int, speeds: Sequence[float]) -> LedgerEntry:
     """A launch of a case; it fails if no speed is left for it."""
     if number > len(speeds):
         return failed(case, number)
@@ -63,7 +63,7 @@ def test_more_launches_are_measured_while_they_let_later_runs_judge_more(
     night, ledger = recording(context)
     speeds = {ONE.id: first, OTHER.id: second}
 
-    def result_of(step: Step) -> list[Entry]:
+    def result_of(step: NightStep) -> list[LedgerEntry]:
         return [launch_of(goal.case, step.number, speeds[goal.case.id]) for goal in step.goals]
 
     played = Played(night, result_of, ledger)
@@ -97,7 +97,7 @@ def test_a_further_recorded_launch_replays_all_prompts_unless_it_repeats(
     """The prompts of the extension would repeat as well."""
     context = runs.context(tmp_path, update_baselines=True)
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    settings = settings_of(context, runs.everything(context), ledger)
+    settings = night_settings(context, runs.everything(context), ledger)
     ledger.add(MeasuredLaunch(case_id=builders.CASE.id, number=1, measurement=MEASURED))
 
     first_rule, second_rule = (settings.enough_of(builders.CASE, number) for number in (1, 2))

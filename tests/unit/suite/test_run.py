@@ -10,8 +10,8 @@ from specreg.core.errors import SpecregError
 from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS
 from specreg.measurement.measure import Measurement
-from specreg.runs.ledger import Entry, FailedLaunch, MeasuredLaunch
-from specreg.runs.plan import Step
+from specreg.runs.ledger import FailedLaunch, LedgerEntry, MeasuredLaunch
+from specreg.runs.plan import NightStep
 from specreg.runs.verdicts import Asked
 from specreg.suite.run import Run
 from specreg.verdicts.verdict import Outcome
@@ -160,7 +160,7 @@ def play_speeds(folder: Path, *speeds: float) -> tuple[Run, list[int]]:
     run = runs.run(context, runs.selection(context, {CASE.id: [SPEED.name]}))
     run.judge.ask_all()
 
-    def result_of(step: Step) -> list[Entry]:
+    def result_of(step: NightStep) -> list[LedgerEntry]:
         if step.number > len(speeds):
             return [failed(CASE, step.number)]
         measurement = builders.measurement({SPEED.name: speeds[step.number - 1]}, of=runs.COUNTS)

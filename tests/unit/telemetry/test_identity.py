@@ -23,7 +23,7 @@ from specreg.telemetry.identity import (
     find_gpus,
     machine_identity,
 )
-from specreg.telemetry.sensor import State
+from specreg.telemetry.sensor import DeviceState
 from tests.doubles.nvml.device import Answer, Scope, ScriptedDriver, ScriptedGpu, Throttle
 from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
@@ -411,7 +411,7 @@ def test_what_a_driver_does_not_tell_of_a_moment_is_none(
 ) -> None:
     hot = answering(code, function, throttle=(Throttle(0x40),))
     output = run_python(gpu_python, gpu_python.folder, [hot], STATE)
-    state, problem = msgspec.json.decode(output, type=tuple[State, str])
+    state, problem = msgspec.json.decode(output, type=tuple[DeviceState, str])
     fields = msgspec.structs.asdict(state)
     assert fields.pop(field) is None
     unknown = {name for name, value in fields.items() if value is None}

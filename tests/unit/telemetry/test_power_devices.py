@@ -14,8 +14,8 @@ from specreg.telemetry.power_record import (
     power_over_time,
     record_power,
 )
-from specreg.telemetry.sampler import PowerTrace, Sample
-from specreg.telemetry.sensor import State
+from specreg.telemetry.sampler import DeviceSample, PowerTrace
+from specreg.telemetry.sensor import DeviceState
 from tests.doubles.nvml.device import Answer, Process, ScriptedGpu, Throttle, constant
 from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
@@ -150,7 +150,7 @@ def listed(*pids: tuple[int, ...]) -> PowerTrace:
     return PowerTrace(
         device=builders.device(),
         samples=[
-            Sample(device_index=0, at_ns=at * 10**9, pids=sample_pids)
+            DeviceSample(device_index=0, at_ns=at * 10**9, pids=sample_pids)
             for at, sample_pids in enumerate(pids)
         ],
     )
@@ -183,14 +183,16 @@ def test_the_power_over_time_is_that_of_all_devices_however_each_is_read() -> No
     counting = PowerTrace(
         device=builders.device(),
         samples=[
-            Sample(device_index=0, at_ns=at * 10**8, energy_mj=10**4 * (at + 2 * max(0, at - 100)))
+            DeviceSample(
+                device_index=0, at_ns=at * 10**8, energy_mj=10**4 * (at + 2 * max(0, at - 100))
+            )
             for at in range(210)
         ],
     )
     reading = PowerTrace(
         device=builders.device(),
         samples=[
-            Sample(device_index=1, at_ns=at * 10**8, state=State(average_mw=50_000))
+            DeviceSample(device_index=1, at_ns=at * 10**8, state=DeviceState(average_mw=50_000))
             for at in range(210)
         ],
     )
@@ -206,7 +208,9 @@ def test_a_round_between_two_samples_is_held_back_as_these_are() -> None:
     hot = PowerTrace(
         device=builders.device(),
         samples=[
-            Sample(device_index=0, at_ns=at * 10**8, state=State(throttle_mask=0x20 * (at > 3)))
+            DeviceSample(
+                device_index=0, at_ns=at * 10**8, state=DeviceState(throttle_mask=0x20 * (at > 3))
+            )
             for at in range(8)
         ],
     )
@@ -218,7 +222,9 @@ def test_a_round_between_two_samples_is_held_back_as_these_are() -> None:
 def test_a_block_between_two_samples_has_the_clock_of_these() -> None:
     """Else a GPU at a lower clock than it was recorded at would pass unseen."""
     samples = [
-        Sample(device_index=0, at_ns=at_ns, energy_mj=at_ns, state=State(sm_clock_mhz=1_500))
+        DeviceSample(
+            device_index=0, at_ns=at_ns, energy_mj=at_ns, state=DeviceState(sm_clock_mhz=1_500)
+        )
         for at_ns in (10**9, 11 * 10**8)
     ]
     trace = PowerTrace(device=builders.device(), samples=samples)

@@ -23,8 +23,8 @@ from specreg.telemetry.power_record import (
     missing_frac,
     record_power,
 )
-from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span, sample_devices
-from specreg.telemetry.sensor import Probe, State
+from specreg.telemetry.sampler import EVERY_NS, DeviceSample, PowerTrace, Span, sample_devices
+from specreg.telemetry.sensor import DeviceState, Probe
 from tests.doubles.nvml.device import Load, constant
 from tests.unit import builders
 from tests.unit.builders.power_loads import BOUNDS, SLOW, SQUARE, UNEVEN
@@ -79,18 +79,18 @@ class Machine(Probe):
         moved_ns = self.now_ns // self.tick_ns * self.tick_ns
         return round(self.load.energy_j(min(moved_ns / NS_PER_S, self.sticks_at_s)) * 1000)
 
-    def state(self) -> State:
+    def state(self) -> DeviceState:
         self.read()
         at_s = self.now_ns / NS_PER_S
         power_w = (self.load.energy_j(at_s + 1e-6) - self.load.energy_j(at_s)) / 1e-6
-        return State(instant_mw=round(power_w * 1000))
+        return DeviceState(instant_mw=round(power_w * 1000))
 
     def processes(self) -> Mapping[int, int | None]:
         return {17: None}
 
 
 def sampled(machine: Machine) -> PowerTrace:
-    samples: list[Sample] = []
+    samples: list[DeviceSample] = []
     sample_devices([machine], samples.append, wait_until=machine.wait_until, clock=machine.clock)
     return PowerTrace(device=builders.device(), samples=samples)
 
@@ -149,14 +149,14 @@ def recorded_rows(path: Path) -> list[Mapping[str, Any]]:
     return [msgspec.json.decode(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
-def recorded_samples(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
+def recorded_samples(rows: Iterable[Mapping[str, Any]]) -> list[DeviceSample]:
     """The samples among the lines of a recording."""
     return [
-        Sample(
+        DeviceSample(
             device_index=0,
             at_ns=round(row["t_ms"] * 1e6),
             energy_mj=row["energy_mj"],
-            state=State(average_mw=row["average_mw"], instant_mw=row["instant_mw"]),
+            state=DeviceState(average_mw=row["average_mw"], instant_mw=row["instant_mw"]),
         )
         for row in rows
         if "energy_mj" in row
@@ -202,11 +202,11 @@ def test_average_power_follows_a_step_in_a_second_and_instant_power_at_once(path
         assert low_s <= (at_ns - on_ns) / NS_PER_S <= high_s
 
 
-def as_average(samples: Iterable[Sample], field: str) -> list[Sample]:
+def as_average(samples: Iterable[DeviceSample], field: str) -> list[DeviceSample]:
     """The samples of a card whose driver answers the question of the average with this field."""
     return [
         msgspec.structs.replace(
-            sample, state=State(average_mw=getattr(sample.state, field), instant_mw=None)
+            sample, state=DeviceState(average_mw=getattr(sample.state, field), instant_mw=None)
         )
         for sample in samples
     ]
@@ -344,13 +344,13 @@ class Dying(Probe):
             raise SensorError("NVML: GPU is lost")
         return self.machine.energy_mj()
 
-    def state(self) -> State:
+    def state(self) -> DeviceState:
         return self.machine.state()
 
 
 def test_a_device_that_is_gone_is_written_down_and_left_alone() -> None:
     machine = Machine(constant(400.0), until_s=20.0)
-    samples: list[Sample] = []
+    samples: list[DeviceSample] = []
     probes = [Dying(machine, 10.0), machine]
     sample_devices(probes, samples.append, wait_until=machine.wait_until, clock=machine.clock)
     lost = [(sample.device_index, sample.lost) for sample in samples if sample.lost]
@@ -364,14 +364,16 @@ def test_a_device_that_is_gone_is_written_down_and_left_alone() -> None:
 def test_power_is_summed_up_where_there_is_no_counter(averaged: bool) -> None:  # noqa: FBT001 - a column
     """300 + 200 sin(t) W; averaged over a second it lags by half of one."""
 
-    def state(at_s: float) -> State:
+    def state(at_s: float) -> DeviceState:
         if averaged:
             average_w = 300 + 200 * (math.cos(at_s - 1) - math.cos(at_s))
-            return State(average_mw=round(1e3 * average_w), instant_mw=1)
-        return State(instant_mw=round(1e3 * (300 + 200 * math.sin(at_s))))
+            return DeviceState(average_mw=round(1e3 * average_w), instant_mw=1)
+        return DeviceState(instant_mw=round(1e3 * (300 + 200 * math.sin(at_s))))
 
     moments_ns = range(0, 60 * NS_PER_S, EVERY_NS)
-    samples = [Sample(device_index=0, at_ns=ns, state=state(ns / NS_PER_S)) for ns in moments_ns]
+    samples = [
+        DeviceSample(device_index=0, at_ns=ns, state=state(ns / NS_PER_S)) for ns in moments_ns
+    ]
     trace = PowerTrace(device=builders.device(), samples=samples)
     true_j = 300 * 30 + 200 * (math.cos(10) - math.cos(40))
     energy = energy_of(trace, span_of(10.0, 40.0))
@@ -395,11 +397,11 @@ def watched(
         return None if value is None else round(1000 * value)
 
     samples = [
-        Sample(
+        DeviceSample(
             device_index=0,
             at_ns=number * EVERY_NS,
             energy_mj=in_thousandths(energy_j(number)),
-            state=State(**{field: in_thousandths(power_w(number))}),
+            state=DeviceState(**{field: in_thousandths(power_w(number))}),
         )
         for number in range(60 * NS_PER_S // EVERY_NS)
     ]
@@ -528,7 +530,7 @@ def read_at(*moments_s: float, field: str) -> PowerTrace:
     samples = []
     for at_s in moments_s:
         at_ns = round(at_s * NS_PER_S)
-        sample = Sample(device_index=0, at_ns=at_ns, state=State(average_mw=400_000))
+        sample = DeviceSample(device_index=0, at_ns=at_ns, state=DeviceState(average_mw=400_000))
         if field == "energy":
             sample = msgspec.structs.replace(sample, energy_mj=round(400_000 * at_s))
         samples.append(sample)

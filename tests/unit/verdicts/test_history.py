@@ -14,8 +14,8 @@ from specreg.measurement.metrics import METRICS
 from specreg.stats.intervals import Spread
 from specreg.verdicts.history import (
     History,
-    RunOrigin,
     RunRecord,
+    SourceRun,
     baseline_sha256,
     identical_to,
     load_history,
@@ -170,7 +170,7 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         Verdict(case_id=builders.CASE.id, metric=name, outcome=Outcome(word))
         for name, word in outcomes.items()
     ]
-    origin = RunOrigin(
+    origin = SourceRun(
         run="20261121-0730", machine="2f3a", driver_version="570.1", commit="0123456789ab"
     )
     line = run_record(origin, launches, verdicts, builders.SETTINGS, BASELINE)
@@ -223,7 +223,7 @@ def test_a_night_is_lost_if_it_alone_proved_a_loss_of_the_software(
         Verdict(case_id=builders.CASE.id, metric=TIME.name, outcome=Outcome.PASS),
         Verdict(case_id=builders.CASE.id, metric=SPEED.name, outcome=outcome, reason=reason),
     ]
-    origin = RunOrigin(run="20261121-0730")
+    origin = SourceRun(run="20261121-0730")
     record = run_record(origin, launches, verdicts, builders.SETTINGS, BASELINE)
     assert record.lost is lost
 

@@ -7,7 +7,7 @@ import pytest
 
 from specreg.baselines.schema import Baseline, load_baseline
 from specreg.judging.nights import GPU
-from specreg.judging.rules import Finding
+from specreg.judging.rules import NightFinding
 from specreg.judging.samples import Sample
 from specreg.judging.verdicts import NightJudge
 from specreg.verdicts.history import RunRecord, load_history
@@ -31,7 +31,7 @@ def h200_samples(records: tuple[RunRecord, ...] = RECORDS) -> list[Sample]:
     return samples_of(CASE, "vllm", h200_baseline(), records)
 
 
-def findings_after(runs: int) -> dict[str, Finding]:
+def findings_after(runs: int) -> dict[str, NightFinding]:
     """Judge the last of some of the recorded runs, by metric."""
     samples = h200_samples(RECORDS[:runs])
     last_s = began_s(RECORDS[runs - 1].run)
@@ -43,7 +43,9 @@ def findings_after(runs: int) -> dict[str, Finding]:
 
 @pytest.mark.parametrize("runs", range(2, len(RECORDS) + 1))
 def test_only_the_planted_night_of_the_h200_is_lost(runs: int) -> None:
-    lost = {metric for metric, finding in findings_after(runs).items() if finding is Finding.LOST}
+    lost = {
+        metric for metric, finding in findings_after(runs).items() if finding is NightFinding.LOST
+    }
     is_planted = runs == PLANTED_RUN + 1
     assert ("throughput_tokens_per_s" in lost) is is_planted
     assert ("speedup_ratio" in lost) is is_planted

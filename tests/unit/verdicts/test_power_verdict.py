@@ -20,8 +20,8 @@ from specreg.measurement.metrics import METRICS, Replay
 from specreg.report.failures import sentence_of
 from specreg.report.tables import render_figures
 from specreg.telemetry.power_record import PowerRecord
-from specreg.telemetry.sampler import PowerTrace, Sample, Watch
-from specreg.telemetry.sensor import Scope, State
+from specreg.telemetry.sampler import DeviceSample, PowerTrace, Watch
+from specreg.telemetry.sensor import DeviceState, Scope
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders.nights import judge_speed, references, without_noise
@@ -169,7 +169,7 @@ def test_watts_that_go_the_other_way_on_a_fresh_launch_confirm_nothing(
 class Sampler:
     """One that ended, or didn't, and what it left."""
 
-    samples: list[Sample]
+    samples: list[DeviceSample]
     why: str
 
     def traces(self, until_ns: int) -> tuple[Sequence[PowerTrace], str]:
@@ -200,8 +200,8 @@ def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -
     ("mask", "pid", "reason"), [(0x40, 17, "THROTTLED"), (0, 99, "DEVICE_SHARED"), (0, 17, "")]
 )
 def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -> None:
-    state = State(throttle_mask=mask, temperature_c=90)
-    seen = Sample(device_index=0, at_ns=10**9, state=state, pids=(17, pid))
+    state = DeviceState(throttle_mask=mask, temperature_c=90)
+    seen = DeviceSample(device_index=0, at_ns=10**9, state=state, pids=(17, pid))
     invalid: dict[Family, Reason] = {}
     power = power_under(Sampler([seen], "the sampler of power ended"), None, invalid)
     assert str(power.invalid).startswith("POWER_INVALID: the sampler of power ended")
@@ -221,9 +221,9 @@ def test_energy_per_accepted_token_counts_no_replay_without_its_acceptance(repla
         block=block,
         acceptance=builders.acceptance(counts),
     )
-    at_200_w = State(average_mw=200_000)
+    at_200_w = DeviceState(average_mw=200_000)
     samples = [
-        Sample(device_index=0, at_ns=at_ns, energy_mj=at_ns // 5000, state=at_200_w)
+        DeviceSample(device_index=0, at_ns=at_ns, energy_mj=at_ns // 5000, state=at_200_w)
         for at_ns in range(5 * 10**8, 62 * 10**9, 10**8)
     ]
     power = replayed.power(cast("Watch", Sampler(samples, "")), (0, 0), set())

@@ -9,7 +9,7 @@ from scipy import stats
 from specreg.measurement.metrics import METRICS
 from specreg.verdicts.selftest import (
     LOSSES,
-    NOTHING,
+    NO_LOSS,
     SHORT_STEPS,
     AcceptanceLoss,
     World,
@@ -38,8 +38,8 @@ def mean_length(loss: AcceptanceLoss) -> float:
 
 
 def test_a_planted_loss_is_as_large_as_it_says() -> None:
-    lost = mean_length(dataclasses.replace(NOTHING, loss_frac=0.5)) - 1
-    assert lost / (mean_length(NOTHING) - 1) == pytest.approx(0.5, abs=0.05)
+    lost = mean_length(dataclasses.replace(NO_LOSS, loss_frac=0.5)) - 1
+    assert lost / (mean_length(NO_LOSS) - 1) == pytest.approx(0.5, abs=0.05)
 
 
 def test_short_answers_tell_less_and_never_the_wrong_thing() -> None:
@@ -59,10 +59,10 @@ def test_a_great_loss_is_caught_early() -> None:
 @pytest.mark.parametrize(
     ("loss", "outcomes", "used_frac", "kept"),
     [
-        (NOTHING, {PASS: 300}, 1.02, True),
-        (NOTHING, {PASS: 280, INCONCLUSIVE: 20}, 1.02, False),
-        (NOTHING, {PASS: 296, REGRESSED: 4}, 1.02, False),
-        (NOTHING, {PASS: 300}, 1.2, False),
+        (NO_LOSS, {PASS: 300}, 1.02, True),
+        (NO_LOSS, {PASS: 280, INCONCLUSIVE: 20}, 1.02, False),
+        (NO_LOSS, {PASS: 296, REGRESSED: 4}, 1.02, False),
+        (NO_LOSS, {PASS: 300}, 1.2, False),
         (FIFTEEN, {REGRESSED: 300}, 0.4, True),
         (FIFTEEN, {REGRESSED: 300}, 0.7, False),
         (FIFTEEN, {INCONCLUSIVE: 300}, 0.4, False),
