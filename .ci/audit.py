@@ -20,8 +20,8 @@ class Vulnerability(msgspec.Struct, frozen=True, kw_only=True):
     """A known vulnerability.
 
     Attributes:
-        id: The name of the vulnerability.
-        fix_versions: The versions without it.
+        id: the name of the vulnerability.
+        fix_versions: the versions without it.
     """
 
     id: str
@@ -32,10 +32,10 @@ class Dependency(msgspec.Struct, frozen=True, kw_only=True):
     """A distribution that was looked up.
 
     Attributes:
-        name: The name of the distribution.
-        version: Its version; empty if it was skipped.
-        vulns: Its vulnerabilities. The field has pip-audit's name.
-        skip_reason: Why it wasn't looked up; empty if it was.
+        name: the name of the distribution.
+        version: its version; empty if it was skipped.
+        vulns: its vulnerabilities. The field has pip-audit's name.
+        skip_reason: why it wasn't looked up; empty if it was.
     """
 
     name: str
@@ -54,7 +54,7 @@ def judge(answer: bytes) -> tuple[int, str]:
     """Return the exit status and what to print.
 
     Args:
-        answer: The answer of pip-audit; empty, or not JSON, if pip-audit failed.
+        answer: the answer of pip-audit; empty, or not JSON, if pip-audit failed.
     """
     try:
         dependencies = msgspec.json.decode(answer, type=Audit).dependencies

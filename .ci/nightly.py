@@ -56,7 +56,7 @@ def chosen(rows: Sequence[Row], words: Sequence[str]) -> Sequence[Row]:
     """Return the rows that the user chose.
 
     Raises:
-        SystemExit: A word is neither a part, such as 1/2, nor the name of a session in the rows.
+        SystemExit: a word is neither a part, such as 1/2, nor the name of a session in the rows.
     """
     sessions = {row.session for row in rows}
     names = []

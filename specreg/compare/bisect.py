@@ -72,8 +72,8 @@ def find_change(
         open_gate: opens each gate of the search.
 
     Raises:
-        SideError: The good release can't be measured.
-        SpecregError: The options name no range of releases, or the last one isn't worse or can't be
+        SideError: the good release can't be measured.
+        SpecregError: the options name no range of releases, or the last one isn't worse or can't be
             judged.
     """
     # Check both ends of the range.

@@ -12,11 +12,11 @@ class Address:
     The token stays in its variable, so that no file and no message to another process has it.
 
     Attributes:
-        url: The URL that the paths of the server's API follow: `http://HOST:PORT`, and a prefix if
+        url: the URL that the paths of the server's API follow: `http://HOST:PORT`, and a prefix if
             the server is behind one.
-        token_env: The variable with the token that each request carries; empty for none.
-        ca_file: A file with further certificates to trust; empty for none.
-        counters_urls: The pages with the server's counters, one of each replica; empty if they are
+        token_env: the variable with the token that each request carries; empty for none.
+        ca_file: a file with further certificates to trust; empty for none.
+        counters_urls: the pages with the server's counters, one of each replica; empty if they are
             where the engine has them.
     """
 

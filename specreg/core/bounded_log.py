@@ -32,9 +32,9 @@ class BoundedLog:
         """Open the file, which must exist.
 
         Args:
-            path: The path of the file.
-            hide: Returns output without its secrets.
-            kept_bytes: How much of the beginning is kept, and how much of the end at least.
+            path: the path of the file.
+            hide: returns output without its secrets.
+            kept_bytes: how much of the beginning is kept, and how much of the end at least.
         """
         self._file = path.open("r+b", buffering=0)
         self._hide = hide

@@ -38,14 +38,14 @@ def trusted_certificates(
     address name.
 
     Args:
-        address: The server's address.
-        variables: The environment.
+        address: the server's address.
+        variables: the environment.
 
     Returns:
         The certificates; False for a server without TLS, because loading them takes a while.
 
     Raises:
-        AnswerError: A file or a folder with certificates can't be read.
+        AnswerError: a file or a folder with certificates can't be read.
     """
     if not address.has_tls:
         return False
@@ -66,7 +66,7 @@ def _trust(context: ssl.SSLContext, name: str, path: Path) -> None:
     """Trust the certificates of a file or a folder that a variable or an option names.
 
     Raises:
-        AnswerError: They can't be read.
+        AnswerError: they can't be read.
     """
     try:
         if path.is_dir():

@@ -46,9 +46,9 @@ def run_command(
     Options that the launcher gives by itself are left out.
 
     Args:
-        case_ids: The ids of the cases; empty for the whole tier.
-        options: The options with which they run.
-        tier_ids: The ids of all cases of the tier. If they are given, several cases are named by
+        case_ids: the ids of the cases; empty for the whole tier.
+        options: the options with which they run.
+        tier_ids: the ids of all cases of the tier. If they are given, several cases are named by
             what only their ids have in common, such as `eagle3-`.
     """
     # The dash keeps `…-c1` from also selecting `…-c16`.

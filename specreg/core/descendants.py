@@ -34,8 +34,8 @@ class Members(NamedTuple):
     """The ids of the living descendants of a supervisor.
 
     Attributes:
-        direct: Those that only this supervisor looks after.
-        nested: Those that an inner supervisor looks after, and these inner supervisors.
+        direct: those that only this supervisor looks after.
+        nested: those that an inner supervisor looks after, and these inner supervisors.
     """
 
     direct: frozenset[int]
@@ -86,12 +86,12 @@ def end_all(
     """Signal all descendants, new ones included, until none is left or time is up.
 
     Args:
-        supervisor: The process id of their supervisor.
-        number: The signal; each process gets it once.
-        within_s: How long to wait until none is left, in seconds.
-        look: Is called before the first signal while all processes are stopped, so that they make
+        supervisor: the process id of their supervisor.
+        number: the signal; each process gets it once.
+        within_s: how long to wait until none is left, in seconds.
+        look: is called before the first signal while all processes are stopped, so that they make
             no file which it doesn't see. The descendants of inner supervisors aren't stopped.
-        nested_after_s: How long inner supervisors have to end their processes, in seconds; after
+        nested_after_s: how long inner supervisors have to end their processes, in seconds; after
             that the signal goes to the nested processes as well.
 
     Returns:

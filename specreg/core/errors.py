@@ -16,8 +16,8 @@ class SpecregError(Exception):
     """Any error that specreg raises on purpose. Its message can be shown to the user as it is.
 
     Attributes:
-        code: The code of the reason, if people are to look it up; the message begins with it.
-        reason: The reason of a verdict on a case that couldn't be judged because of this error.
+        code: the code of the reason, if people are to look it up; the message begins with it.
+        reason: the reason of a verdict on a case that couldn't be judged because of this error.
     """
 
     code: ClassVar[str] = ""
@@ -58,13 +58,13 @@ def check_name(kind: str, name: str, known: Iterable[str], where: str = "") -> N
     """Check that a name is known.
 
     Args:
-        kind: What the name is for, such as `dataset`.
-        name: The name.
-        known: The names that exist.
-        where: Where the name was read, for the message.
+        kind: what the name is for, such as `dataset`.
+        name: the name.
+        known: the names that exist.
+        where: where the name was read, for the message.
 
     Raises:
-        UnknownNameError: The name isn't known. The message lists those that are.
+        UnknownNameError: the name isn't known. The message lists those that are.
     """
     if name not in known:
         raise UnknownNameError(kind, name, known, where)
@@ -153,7 +153,7 @@ class AnswerError(ServerError):
     """A request for which a server gave no usable answer.
 
     Attributes:
-        status: The status of HTTP, if the server answered with an error; None otherwise.
+        status: the status of HTTP, if the server answered with an error; None otherwise.
         late: True if no whole answer came in time.
     """
 

@@ -52,8 +52,8 @@ def repository_path(root: Path, path: str) -> Path:
     specreg's own.
 
     Args:
-        root: The root of the repository.
-        path: The path relative to it.
+        root: the root of the repository.
+        path: the path relative to it.
     """
     path_here = root / path
     if path.startswith("fixtures/") and not path_here.exists():
@@ -75,7 +75,7 @@ def check_cache() -> None:
     """Check that files can be written to the cache, without making it.
 
     Raises:
-        SpecregError: The cache, or the folder in which it would be made, isn't writable.
+        SpecregError: the cache, or the folder in which it would be made, isn't writable.
     """
     cache = cache_dir().absolute()
     with _cache_errors(cache):
@@ -86,7 +86,7 @@ def cache_folder(name: str) -> Path:
     """Return a folder in the cache, and make it if it isn't there.
 
     Raises:
-        SpecregError: The folder can't be made, or isn't writable.
+        SpecregError: the folder can't be made, or isn't writable.
     """
     folder = cache_dir() / name
     with _cache_errors(cache_dir()):
@@ -99,7 +99,7 @@ def check_can_write(folder: Path) -> None:
     """Check that files can be written to a folder, without making the folder.
 
     Raises:
-        OSError: The folder, or the existing folder in which it would be made, isn't writable.
+        OSError: the folder, or the existing folder in which it would be made, isn't writable.
     """
     _check_writable(existing_folder(folder))
 
@@ -114,7 +114,7 @@ def _check_writable(folder: Path) -> None:
     """Check that files can be made in a folder.
 
     Raises:
-        OSError: The path isn't a folder, or the folder isn't writable.
+        OSError: the path isn't a folder, or the folder isn't writable.
     """
     error_number = 0
     if not folder.is_dir():
@@ -166,8 +166,8 @@ def remedy_of(error: OSError, of_file: str = "make room or repair its rights") -
     """Return what to do about an error of the system.
 
     Args:
-        error: The error.
-        of_file: What to do if the file that the error names is the cause.
+        error: the error.
+        of_file: what to do if the file that the error names is the cause.
     """
     # Whatever file is opened when too many are open is named, and isn't the cause.
     if error.filename is not None and error.errno not in {errno.EMFILE, errno.ENFILE}:
@@ -189,8 +189,8 @@ def refusal(problem: str, path: PurePath | None = None) -> OSError:
     """Return an OSError whose `strerror` is a problem in words.
 
     Args:
-        problem: The problem.
-        path: The path of the file, which is put before the problem; None to leave it out.
+        problem: the problem.
+        path: the path of the file, which is put before the problem; None to leave it out.
     """
     if path is not None:
         problem = f"{str(path)!a} {problem}"
@@ -201,12 +201,12 @@ def check_kind(status: os.stat_result, needed_kind: int, path: PurePath | None =
     """Check that a file is of a kind.
 
     Args:
-        status: The status of the file.
-        needed_kind: The kind, such as `stat.S_IFREG`.
-        path: The path of the file, for the error; None to leave it out.
+        status: the status of the file.
+        needed_kind: the kind, such as `stat.S_IFREG`.
+        path: the path of the file, for the error; None to leave it out.
 
     Raises:
-        OSError: The file is of another kind.
+        OSError: the file is of another kind.
     """
     kind = stat.S_IFMT(status.st_mode)
     if kind != needed_kind:
@@ -218,7 +218,7 @@ def open_checked(path: Path, *, follow_symlinks: bool = True) -> Iterator[Binary
     """Open a regular file to read it.
 
     Raises:
-        OSError: The file can't be opened, or isn't a regular file.
+        OSError: the file can't be opened, or isn't a regular file.
     """
     # The kind is checked before the file is opened, because opening a device may have an effect,
     # and reading a FIFO waits forever.
@@ -239,7 +239,7 @@ def read_bounded(file: Readable, most_bytes: int) -> bytes:
     """Read all of an open file.
 
     Raises:
-        OSError: The file is longer than `most_bytes`, or can't be read.
+        OSError: the file is longer than `most_bytes`, or can't be read.
     """
     content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -265,7 +265,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     """Read a regular file, and follow links to it.
 
     Raises:
-        OSError: The file can't be read, isn't a regular file, or is longer than `most_bytes`.
+        OSError: the file can't be read, isn't a regular file, or is longer than `most_bytes`.
     """
     with open_checked(path) as file:
         return read_bounded(file, most_bytes)
@@ -275,7 +275,7 @@ def replace_file(path: Path, content: bytes) -> None:
     """Write a file and make its folder. An old file stays until the new one is on the disk.
 
     Raises:
-        OSError: The file can't be written; the old one is unchanged.
+        OSError: the file can't be written; the old one is unchanged.
     """
     part = _new_part(path)
     try:
@@ -307,7 +307,7 @@ def temporary_folder_beside(path: Path) -> Iterator[Path]:
     the path in one step.
 
     Raises:
-        OSError: The folder can't be made.
+        OSError: the folder can't be made.
     """
     part = _new_part(path)
     part.mkdir()
@@ -321,7 +321,7 @@ def append_lines(path: Path, content: bytes) -> None:
     """Append lines to a file, all or none of them, and make its folder.
 
     Raises:
-        OSError: The lines can't be written; the file is unchanged.
+        OSError: the lines can't be written; the file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _named(path), path.open("a+b", buffering=0) as file:
@@ -371,7 +371,7 @@ def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hex. It is computed once for each version of the file.
 
     Raises:
-        OSError: The file can't be read, or isn't a regular file.
+        OSError: the file can't be read, or isn't a regular file.
     """
     path = real_path(path)
     # Look it up in the cache.

@@ -40,10 +40,10 @@ class HttpResponse:
     """The response of a server.
 
     Attributes:
-        path: The path of the request.
-        status: The status of HTTP.
-        content: The body, `MAX_ANSWER_BYTES` or less.
-        location: Where a redirection leads; empty for another answer.
+        path: the path of the request.
+        status: the status of HTTP.
+        content: the body, `MAX_ANSWER_BYTES` or less.
+        location: where a redirection leads; empty for another answer.
     """
 
     path: str
@@ -60,7 +60,7 @@ class HttpResponse:
         """Return the content of an answer that isn't an error.
 
         Raises:
-            AnswerError: The status isn't 2xx, or the content is an error: some servers answer an
+            AnswerError: the status isn't 2xx, or the content is an error: some servers answer an
                 error with the status 200.
         """
         words = find_error(self.content)
@@ -86,15 +86,15 @@ async def read(
     """Send a request, and read the whole answer, whatever its status.
 
     Args:
-        client: The HTTP client of the server.
-        method: The HTTP method.
-        path: The path at the server.
-        within_s: How long the whole answer may take, in seconds.
-        body: The JSON to send; None to send nothing.
+        client: the HTTP client of the server.
+        method: the HTTP method.
+        path: the path at the server.
+        within_s: how long the whole answer may take, in seconds.
+        body: the JSON to send; None to send nothing.
 
     Raises:
-        AnswerError: The server can't be reached, or its answer is late, too long or not HTTP.
-        KeyboardInterrupt: A signal came, and the event loop dropped its interrupt.
+        AnswerError: the server can't be reached, or its answer is late, too long or not HTTP.
+        KeyboardInterrupt: a signal came, and the event loop dropped its interrupt.
     """
     import aiohttp  # noqa: PLC0415 - takes long, and few commands ask a server
     import httpx  # noqa: PLC0415 - the same
@@ -134,15 +134,15 @@ def ask(
     """Send a single request to a server, outside of any event loop.
 
     Args:
-        address: The address of the server.
-        method: As in `read`.
-        path: As in `read`.
-        within_s: As in `read`.
-        body: As in `read`.
+        address: the address of the server.
+        method: as in `read`.
+        path: as in `read`.
+        within_s: as in `read`.
+        body: as in `read`.
 
     Raises:
-        AnswerError: As for `read` and `trusted_certificates`, or the URL is malformed.
-        KeyboardInterrupt: As for `read`.
+        AnswerError: as for `read` and `trusted_certificates`, or the URL is malformed.
+        KeyboardInterrupt: as for `read`.
     """
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 

@@ -33,9 +33,9 @@ class _Look:
     """What the main thread was doing when a signal was looked at.
 
     Attributes:
-        code: The code that it ran; None if it ran none.
-        instruction: The index of the instruction in the code.
-        cpu_s: The CPU time that the thread had used.
+        code: the code that it ran; None if it ran none.
+        instruction: the index of the instruction in the code.
+        cpu_s: the CPU time that the thread had used.
     """
 
     code: CodeType | None
@@ -61,8 +61,8 @@ class Interrupter:
     """Raises `KeyboardInterrupt` for signals.
 
     Attributes:
-        busy_s: How long a run that never waits goes on after a signal, in seconds.
-        interrupting_signals: The numbers of the signals that have interrupted the run.
+        busy_s: how long a run that never waits goes on after a signal, in seconds.
+        interrupting_signals: the numbers of the signals that have interrupted the run.
     """
 
     busy_s: float = _BUSY_S
@@ -75,7 +75,7 @@ class Interrupter:
         """Interrupt the run if it waits, or if it has been busy for long; else look again soon.
 
         Raises:
-            KeyboardInterrupt: The run is interrupted here.
+            KeyboardInterrupt: the run is interrupted here.
         """
         now_s = time.monotonic()
         if self._came_s is None:
@@ -100,7 +100,7 @@ class Interrupter:
         """Raise the interrupt of an earlier signal again, because Python may have dropped it.
 
         Raises:
-            KeyboardInterrupt: A signal has interrupted.
+            KeyboardInterrupt: a signal has interrupted.
         """
         if self.interrupting_signals:
             raise KeyboardInterrupt
@@ -143,7 +143,7 @@ def run_in_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
     the coroutine is cancelled instead, and the exception is raised after it has ended.
 
     Raises:
-        BaseException: As raised by the coroutine or by the handler.
+        BaseException: as raised by the coroutine or by the handler.
     """
     import uvloop  # noqa: PLC0415 - it is needed for measuring only
 

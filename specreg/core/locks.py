@@ -28,10 +28,10 @@ def new_lock(path: Path) -> filelock.FileLock:
     """Return a lock that isn't held yet. All threads of this process share it.
 
     Args:
-        path: The file of the lock, in a folder that exists.
+        path: the file of the lock, in a folder that exists.
 
     Raises:
-        SpecregError: As for `check_locks`.
+        SpecregError: as for `check_locks`.
     """
     check_locks(path.parent)
     return filelock.FileLock(path, thread_local=False)
@@ -41,10 +41,10 @@ def check_locks(folder: Path) -> None:
     """Check that files in a folder can be written and locked.
 
     Args:
-        folder: The folder, which need not exist yet.
+        folder: the folder, which need not exist yet.
 
     Raises:
-        SpecregError: The file system has no locks, or nothing can be written to the folder.
+        SpecregError: the file system has no locks, or nothing can be written to the folder.
     """
     existing = existing_folder(folder)
     try:

@@ -54,7 +54,7 @@ def check_spelling(kind: str, name: str, most_characters: int = MAX_NAME_CHARACT
     """Check that a name keeps to the grammar.
 
     Raises:
-        SpecregError: The name doesn't. The message says what a name may have.
+        SpecregError: the name doesn't. The message says what a name may have.
     """
     if not is_name(name, most_characters):
         shown = name

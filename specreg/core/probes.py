@@ -27,12 +27,12 @@ def ask_program(
     Bytes that aren't UTF-8 are replaced.
 
     Args:
-        command: The program and its arguments.
-        variables: All its environment variables. `SAFE_PATH` is added if they don't have it.
-        within_s: How long it may take, in seconds.
+        command: the program and its arguments.
+        variables: all its environment variables. `SAFE_PATH` is added if they don't have it.
+        within_s: how long it may take, in seconds.
 
     Raises:
-        OSError: The program can't be run, or doesn't end in time; `strerror` says which.
+        OSError: the program can't be run, or doesn't end in time; `strerror` says which.
     """
     try:
         return subprocess.run(  # noqa: S603 - no shell

@@ -77,10 +77,10 @@ class Program:
     """A program that a supervisor has started. It is used like a `subprocess.Popen`.
 
     Attributes:
-        status: The pipe in which its supervisor says its exit status. It doesn't block.
-        stdin: What specreg writes to it; None if it has no input.
-        stdout: What specreg reads from it; None if specreg doesn't.
-        returncode: Its exit status; None as long as none is known.
+        status: the pipe in which its supervisor says its exit status. It doesn't block.
+        stdin: what specreg writes to it; None if it has no input.
+        stdout: what specreg reads from it; None if specreg doesn't.
+        returncode: its exit status; None as long as none is known.
     """
 
     args: Sequence[str]
@@ -103,10 +103,10 @@ class Program:
         """Wait for its end, and return its exit status.
 
         Args:
-            timeout: How long to wait, in seconds; None for as long as it takes.
+            timeout: how long to wait, in seconds; None for as long as it takes.
 
         Raises:
-            subprocess.TimeoutExpired: It still runs after that time.
+            subprocess.TimeoutExpired: it still runs after that time.
         """
         if self.poll() is None:
             poller = select.poll()
@@ -128,10 +128,10 @@ class Outside:
     """Processes that a program starts elsewhere, as the client of a container's daemon does.
 
     Attributes:
-        stop: The command that asks them to end, and kills those that don't within a time.
-        remove: The command that kills them at once. It also runs if there are none any more.
-        find: Returns the id of the first of them; None as long as there is none.
-        _first: The process that `find` found.
+        stop: the command that asks them to end, and kills those that don't within a time.
+        remove: the command that kills them at once. It also runs if there are none any more.
+        find: returns the id of the first of them; None as long as there is none.
+        _first: the process that `find` found.
     """
 
     stop: Sequence[str]
@@ -167,14 +167,14 @@ class SupervisedProcess:
     """A started process. If it exchanges messages with specreg, it ends when its input is closed.
 
     Attributes:
-        popen: The process.
-        supervisor: Its parent, which writes its log, removes the files of its descendants in
+        popen: the process.
+        supervisor: its parent, which writes its log, removes the files of its descendants in
             /dev/shm, and ends all of them if specreg is killed.
-        orders: What specreg writes to the supervisor, and the supervisor answers.
-        log_path: Its log.
-        temporary: Its temporary folder, which `clean_up` removes, or the supervisor if specreg is
+        orders: what specreg writes to the supervisor, and the supervisor answers.
+        log_path: its log.
+        temporary: its temporary folder, which `clean_up` removes, or the supervisor if specreg is
             killed; None if it has none.
-        outside: What it starts outside of its descendants; None if it starts nothing there.
+        outside: what it starts outside of its descendants; None if it starts nothing there.
     """
 
     popen: Program
@@ -192,10 +192,10 @@ class SupervisedProcess:
         """Wait for the next message of the process, and return it; None if the process has ended.
 
         Args:
-            kind: The type of the message.
+            kind: the type of the message.
 
         Raises:
-            msgspec.DecodeError: The message isn't of that type.
+            msgspec.DecodeError: the message isn't of that type.
         """
         stdout = self.popen.stdout
         line = stdout.readline() if stdout is not None else b""
@@ -248,20 +248,20 @@ def start_process(
     """Start a command in a session of its own, so that Ctrl-C reaches specreg and not the command.
 
     Args:
-        command: The program and its arguments.
-        environment: All of its variables.
-        log_path: The file that gets the beginning and the end of what it prints, without secrets.
+        command: the program and its arguments.
+        environment: all of its variables.
+        log_path: the file that gets the beginning and the end of what it prints, without secrets.
             It may be in the temporary folder.
-        cwd: Its working folder.
-        temporary: A path from `new_temporary`, at which a folder is made for it. `clean_up` removes
+        cwd: its working folder.
+        temporary: a path from `new_temporary`, at which a folder is made for it. `clean_up` removes
             the folder. None if it needs no folder.
-        files: The texts of files that are written for it, by their paths in the temporary folder.
-        messages: What takes its standard output instead of the log: `subprocess.PIPE`, or a file.
+        files: the texts of files that are written for it, by their paths in the temporary folder.
+        messages: what takes its standard output instead of the log: `subprocess.PIPE`, or a file.
             Its standard input is a pipe then. None if its output is logged and it has no input.
-        outside: What it starts outside of its descendants; None if it starts nothing there.
+        outside: what it starts outside of its descendants; None if it starts nothing there.
 
     Raises:
-        OSError: The program can't be run, or the folder, a file or the log can't be written.
+        OSError: the program can't be run, or the folder, a file or the log can't be written.
     """
     # The log must not show what the command is given as a secret.
     hide_secrets_of(environment, command)
@@ -327,7 +327,7 @@ def _start_program(process: SupervisedProcess, environment: Mapping[str, str], c
     """Let a supervisor start its program, and return the program's process id.
 
     Raises:
-        OSError: The program can't be run, or the supervisor has ended.
+        OSError: the program can't be run, or the supervisor has ended.
     """
     command = process.popen.args
     # Variables and arguments may be secret, so they aren't among the supervisor's own arguments,
@@ -363,16 +363,16 @@ def child_process(
     """Run a program that exchanges messages with specreg for as long as the context lasts.
 
     Args:
-        command: The program and its arguments.
-        log_path: As in `start_process`.
-        environment: All of its variables. None for the variables of this process, with the folders
+        command: the program and its arguments.
+        log_path: as in `start_process`.
+        environment: all of its variables. None for the variables of this process, with the folders
             from which this process imports as `PYTHONPATH`.
-        temporary: As in `start_process`.
-        output: A file that keeps its messages. None if the caller receives them.
+        temporary: as in `start_process`.
+        output: a file that keeps its messages. None if the caller receives them.
 
     Raises:
-        OSError: As in `start_process`.
-        UnkillableError: As in `stop_process`.
+        OSError: as in `start_process`.
+        UnkillableError: as in `stop_process`.
     """
     if environment is None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -406,11 +406,11 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
     `clean_up`, so that the temporary folder is removed even if specreg is killed before.
 
     Args:
-        process: The process.
-        grace_s: How long it may take to end by itself, in seconds.
+        process: the process.
+        grace_s: how long it may take to end by itself, in seconds.
 
     Raises:
-        UnkillableError: Some of the processes can't be killed.
+        UnkillableError: some of the processes can't be killed.
     """
     try:
         if process.outside is not None:

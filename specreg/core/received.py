@@ -36,11 +36,11 @@ def open_received(folder: Path, name: str) -> Iterator[BinaryIO]:
     """Open a file of a run folder to read it.
 
     Args:
-        folder: The run folder.
-        name: The path of the file in the run folder, with slashes between folders.
+        folder: the run folder.
+        name: the path of the file in the run folder, with slashes between folders.
 
     Raises:
-        OSError: The path has a part that isn't a plain name; or the file doesn't exist, isn't a
+        OSError: the path has a part that isn't a plain name; or the file doesn't exist, isn't a
             regular file, has further hard links, or is behind a link. `strerror` says which.
     """
     path = folder
@@ -57,7 +57,7 @@ def read_received(folder: Path, name: str, most_bytes: int) -> bytes:
     """Read a file of a run folder.
 
     Raises:
-        OSError: As for `open_received`, or the file is longer than `most_bytes`.
+        OSError: as for `open_received`, or the file is longer than `most_bytes`.
     """
     with open_received(folder, name) as file:
         return read_bounded(file, most_bytes)
@@ -67,7 +67,7 @@ def received_files(folder: Path) -> list[PurePosixPath]:
     """Return the paths of all files of a run folder, relative to it and sorted.
 
     Raises:
-        OSError: The path isn't a folder; or the folder has a link, a file with further hard links
+        OSError: the path isn't a folder; or the folder has a link, a file with further hard links
             or something else that isn't a regular file; or it has too many files or folders, too
             large files, or too deep folders.
     """
@@ -103,7 +103,7 @@ def copy_received(folder: Path, name: str, into: Path, new_name: str, most_bytes
     """Copy a file of a run folder to a path below another folder.
 
     Raises:
-        OSError: As for `read_received` and `check_below`, or the copy can't be written.
+        OSError: as for `read_received` and `check_below`, or the copy can't be written.
     """
     path = check_below(into, new_name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def write_below(folder: Path, name: str, content: bytes) -> Path:
     """Write a file below a folder, with the folders between, and return its path.
 
     Raises:
-        OSError: As for `check_below`, or the file can't be written.
+        OSError: as for `check_below`, or the file can't be written.
     """
     path = check_below(folder, name)
     replace_file(path, content)
@@ -131,11 +131,11 @@ def write_received(files: Mapping[str, bytes], into: Path) -> None:
     """Write the files of a run folder that another machine has sent.
 
     Args:
-        files: The content of each file, by its path in the run folder.
-        into: The folder to write them to.
+        files: the content of each file, by its path in the run folder.
+        into: the folder to write them to.
 
     Raises:
-        OSError: There are too many or too large files, or a path could lead elsewhere; or a file
+        OSError: there are too many or too large files, or a path could lead elsewhere; or a file
             can't be written.
     """
     if len(files) > _MAX_FILES:
@@ -168,7 +168,7 @@ def _parts_of(folder: Path, name: str) -> tuple[str, ...]:
     """Return the parts of a name.
 
     Raises:
-        OSError: A part isn't a plain name.
+        OSError: a part isn't a plain name.
     """
     parts = tuple(name.split("/"))
     if not all(_FILE_NAME.fullmatch(part) for part in parts):
@@ -180,7 +180,7 @@ def _check_alone(status: os.stat_result, path: PurePath | None = None) -> None:
     """Check that a file has no further hard links, which might be files of this machine.
 
     Raises:
-        OSError: The file has further hard links.
+        OSError: the file has further hard links.
     """
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
         raise refusal(f"has {status.st_nlink} hard links, needed a file of its own", path)

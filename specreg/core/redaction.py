@@ -132,8 +132,8 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
     `X-Api-Key:` or `Bearer` before it. Such secrets are hidden too.
 
     Args:
-        text: The text.
-        secrets: The texts that are hidden wherever they occur; None for all known secrets.
+        text: the text.
+        secrets: the texts that are hidden wherever they occur; None for all known secrets.
     """
     if secrets is None:
         secrets = known_secrets()
@@ -302,8 +302,8 @@ def _known(variables: tuple[tuple[str, str], ...], learnt: frozenset[str]) -> tu
     """Return all forms of all secrets.
 
     Args:
-        variables: The variables of this process.
-        learnt: The secrets of other programs.
+        variables: the variables of this process.
+        learnt: the secrets of other programs.
     """
     forms = set[str]()
     for secret in _secrets_in(dict(variables)) | learnt:

@@ -34,8 +34,8 @@ class ServerWords:
     """A server's own message about an error.
 
     Attributes:
-        text: The message, in one printable line.
-        status: The status of HTTP that the message has; None if it has none.
+        text: the message, in one printable line.
+        status: the status of HTTP that the message has; None if it has none.
     """
 
     text: str

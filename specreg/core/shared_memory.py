@@ -36,7 +36,7 @@ def used_by(process_ids: Iterable[int] | None = None) -> frozenset[str]:
     changes afterwards.
 
     Args:
-        process_ids: The processes; None for all that we may see.
+        process_ids: the processes; None for all that we may see.
     """
     if process_ids is None:
         process_ids = all_process_ids()

@@ -78,13 +78,13 @@ class Start(NamedTuple):
     """What a supervisor is to start.
 
     Attributes:
-        command: The program and its arguments.
-        environment: All of its variables.
-        cwd: Its working folder.
-        log_path: The file of its log, which exists.
-        secrets: The texts that the log doesn't show.
-        shared: The files that were in /dev/shm before.
-        remove: The command that kills what the program starts outside of its descendants; empty if
+        command: the program and its arguments.
+        environment: all of its variables.
+        cwd: its working folder.
+        log_path: the file of its log, which exists.
+        secrets: the texts that the log doesn't show.
+        shared: the files that were in /dev/shm before.
+        remove: the command that kills what the program starts outside of its descendants; empty if
             it starts nothing there.
     """
 
@@ -119,8 +119,8 @@ class _LogPipe:
         """Read what the processes have printed.
 
         Args:
-            other_fds: Descriptors to wait for as well.
-            within_s: How long to wait for any of them, in seconds; None for as long as it takes. If
+            other_fds: descriptors to wait for as well.
+            within_s: how long to wait for any of them, in seconds; None for as long as it takes. If
                 output is still unwritten, the wait is `_IDLE_S`.
 
         Returns:

@@ -37,10 +37,10 @@ class RunningPhase:
     """A phase in progress.
 
     Attributes:
-        phase: The phase.
-        pairs: The server pairs that it is for, which share its time equally.
-        subject: What it is about, such as a case or an engine.
-        began_ns: When it began.
+        phase: the phase.
+        pairs: the server pairs that it is for, which share its time equally.
+        subject: what it is about, such as a case or an engine.
+        began_ns: when it began.
     """
 
     phase: Phase
@@ -53,8 +53,8 @@ class PairTime(msgspec.Struct, frozen=True, kw_only=True):
     """How the time of one server pair was spent.
 
     Attributes:
-        pair: The id of the launch of the case's server.
-        phases_s: The time of each phase, in seconds.
+        pair: the id of the launch of the case's server.
+        phases_s: the time of each phase, in seconds.
     """
 
     pair: Label
@@ -70,9 +70,9 @@ class RunTime(msgspec.Struct, frozen=True, kw_only=True):
     """How the time of a run was spent. For a run in shards, the times of its processes are added.
 
     Attributes:
-        pairs: The times of the server pairs, in the order of the run.
-        idle_s: The time that was spent for no pair: imports, collection, waiting and reports.
-        wall_s: The time since the process began: `idle_s` and the times of all pairs.
+        pairs: the times of the server pairs, in the order of the run.
+        idle_s: the time that was spent for no pair: imports, collection, waiting and reports.
+        wall_s: the time since the process began: `idle_s` and the times of all pairs.
     """
 
     pairs: tuple[PairTime, ...]
@@ -97,12 +97,12 @@ class Timeline:
     """Records the phases of a run. Phases may be nested, and time counts for the innermost phase.
 
     Attributes:
-        clock: Returns the monotonic time in nanoseconds.
-        began_ns: When the run began, on that clock.
-        listener: Called with the running phases, the innermost last, each time they change.
-        _running: The running phases, the innermost last.
-        _spent_ns: The time so far, by server pair and phase.
-        _booked_ns: The moment up to which time has been counted.
+        clock: returns the monotonic time in nanoseconds.
+        began_ns: when the run began, on that clock.
+        listener: called with the running phases, the innermost last, each time they change.
+        _running: the running phases, the innermost last.
+        _spent_ns: the time so far, by server pair and phase.
+        _booked_ns: the moment up to which time has been counted.
     """
 
     clock: Callable[[], int] = time.monotonic_ns
@@ -117,10 +117,10 @@ class Timeline:
         """Count the time of the context for a phase, except for that of phases nested in it.
 
         Args:
-            phase: The phase.
-            pairs: The server pairs that share its time. If none are given, these are the pairs of
+            phase: the phase.
+            pairs: the server pairs that share its time. If none are given, these are the pairs of
                 the enclosing phase; outside any phase, it is the pair that was added last.
-            of: The subject of the phase. By default, this is the first of the pairs.
+            of: the subject of the phase. By default, this is the first of the pairs.
         """
         sharing_pairs = pairs or self._default_pairs()
         now_ns = self._book()

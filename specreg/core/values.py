@@ -89,8 +89,8 @@ def with_texts(content: _ContentT, change: Callable[[str], str]) -> _ContentT:
     """Return a value with each text in it changed, except for names and keys.
 
     Args:
-        content: The value.
-        change: Returns the new text.
+        content: the value.
+        change: returns the new text.
 
     Returns:
         A new value; the same object if no text changed.
@@ -188,8 +188,8 @@ def _may_hold_text(name: str, info: msgspec.inspect.Type) -> bool:
     """Return whether a field may hold a text that isn't a name.
 
     Args:
-        name: The name of the field.
-        info: The type of the field.
+        name: the name of the field.
+        info: the type of the field.
     """
     parts = list(_types_in(info))
     has_fields = any(isinstance(part, _TYPES_WITH_FIELDS) for part in parts)

@@ -53,15 +53,15 @@ class RunningCase:
     """A case whose servers are up.
 
     Attributes:
-        case: The case.
-        server: The server with speculation.
-        control: The server without speculation; None if the case has none.
-        prompts: The prompts of the case.
-        predict_drafts: Runs the models without the engine, and predicts the drafts.
-        models: Target and draft as folders or hub ids; None for no draft. The target has no padding
+        case: the case.
+        server: the server with speculation.
+        control: the server without speculation; None if the case has none.
+        prompts: the prompts of the case.
+        predict_drafts: runs the models without the engine, and predicts the drafts.
+        models: target and draft as folders or hub ids; None for no draft. The target has no padding
             layers, which wouldn't change its answers.
-        control_answers: The answers of controls so far, which cases with the same control share.
-        replay: The timed rounds of both servers; None if the case wasn't measured.
+        control_answers: the answers of controls so far, which cases with the same control share.
+        replay: the timed rounds of both servers; None if the case wasn't measured.
     """
 
     case: Case
@@ -80,13 +80,13 @@ def ask_greedy(
     """Return a server's greedy answers to texts.
 
     Args:
-        case: The case, which says how long answers may be.
-        server: The server.
-        texts: The texts as token ids.
-        in_flight: How many requests are in flight; 0 for as many as the case has.
+        case: the case, which says how long answers may be.
+        server: the server.
+        texts: the texts as token ids.
+        in_flight: how many requests are in flight; 0 for as many as the case has.
 
     Raises:
-        InvalidMeasurementError: The server didn't answer in ids.
+        InvalidMeasurementError: the server didn't answer in ids.
     """
     request = AnswerSettings(
         output_cap_tokens=case.request.output_cap_tokens, ignore_eos=case.request.ignore_eos
@@ -117,7 +117,7 @@ def check_answers(running: RunningCase) -> Verdict:
     speculation.
 
     Raises:
-        InvalidMeasurementError: A server didn't answer in ids, a reply has no text, or the answers
+        InvalidMeasurementError: a server didn't answer in ids, a reply has no text, or the answers
             without speculation change too much with the batch size.
     """
     # Leave out the prompts whose answers were equal in the timed rounds.
@@ -216,7 +216,7 @@ def check_sampling(running: RunningCase) -> Verdict:
     """Compare answers drawn with speculation to those drawn without.
 
     Raises:
-        InvalidMeasurementError: A server didn't answer in ids.
+        InvalidMeasurementError: a server didn't answer in ids.
     """
     # Draw answers from both servers. Their seeds differ, because the test below assumes that the
     # draws of the two servers are independent.
@@ -267,10 +267,10 @@ def check_steps(running: RunningCase) -> Verdict:
     """Compare an engine's steps to those that follow from its text and its models.
 
     Raises:
-        InvalidMeasurementError: A server didn't answer in ids or doesn't count its steps, nothing
+        InvalidMeasurementError: a server didn't answer in ids or doesn't count its steps, nothing
             was drafted, or the context has no room for the drafts after an answer.
-        EnvironmentSetupError: The environment that runs the models couldn't be made.
-        ModelError: The models can't be read, or don't fit together.
+        EnvironmentSetupError: the environment that runs the models couldn't be made.
+        ModelError: the models can't be read, or don't fit together.
     """
     # Get answers, and recompute their steps.
     case = running.case
@@ -375,9 +375,9 @@ def _describe(examples: Sequence[str], answers: int, description: str) -> str:
     """Return a clause about how many answers have a property, with the first examples.
 
     Args:
-        examples: A text for each answer that has it.
-        answers: The number of all answers.
-        description: The property, as the end of a sentence about the answers.
+        examples: a text for each answer that has it.
+        answers: the number of all answers.
+        description: the property, as the end of a sentence about the answers.
     """
     shown = "; ".join(examples[:_MAX_NAMED])
     return f"{len(examples)} of {answers} answers {description}: {shown}"
@@ -433,8 +433,8 @@ class CorrectnessCheck(NamedTuple):
     """A correctness check.
 
     Attributes:
-        name: The name of the check, which is the metric of its verdict.
-        check: Makes the check and returns the verdict.
+        name: the name of the check, which is the metric of its verdict.
+        check: makes the check and returns the verdict.
     """
 
     name: str
@@ -449,7 +449,7 @@ def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
     """Return the checks that apply to a case.
 
     Args:
-        case: The case.
+        case: the case.
         with_torch: True to include the check that runs the models, which needs torch.
     """
     # All checks need answers in token ids: two tokens may have the same text.

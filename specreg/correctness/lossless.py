@@ -32,12 +32,12 @@ class Parting:
     """The first token in which an answer differs from the answer without speculation.
 
     Attributes:
-        prompt_id: The id of the prompt.
-        position: The index of the token in the answers, from 0.
-        plain: The token without speculation; None if the answer without speculation has ended.
-        speculative: The token with speculation; None if the answer with speculation has ended.
-        text: The ids of the prompt and of the tokens before this one, which both answers share.
-        gap_nats: How much likelier `plain` is than `speculative`; None if an answer has ended.
+        prompt_id: the id of the prompt.
+        position: the index of the token in the answers, from 0.
+        plain: the token without speculation; None if the answer without speculation has ended.
+        speculative: the token with speculation; None if the answer with speculation has ended.
+        text: the ids of the prompt and of the tokens before this one, which both answers share.
+        gap_nats: how much likelier `plain` is than `speculative`; None if an answer has ended.
     """
 
     prompt_id: str
@@ -53,13 +53,13 @@ class Losslessness:
     """The comparison of a case's answers with the plain ones, those without speculation.
 
     Attributes:
-        prompts: The number of all answers, at least one.
-        compared_by_token: How many of them were compared token by token. The rest are known to be
+        prompts: the number of all answers, at least one.
+        compared_by_token: how many of them were compared token by token. The rest are known to be
             equal.
-        partings: The first difference of each answer that isn't equal.
-        plain_partings: For each prompt whose plain answer depends on the batch size, the first
+        partings: the first difference of each answer that isn't equal.
+        plain_partings: for each prompt whose plain answer depends on the batch size, the first
             difference of its two plain answers; None if they weren't generated again.
-        rounding_nats: The gap that the case attributes to rounding; 0 demands that every token is
+        rounding_nats: the gap that the case attributes to rounding; 0 demands that every token is
             equal.
     """
 
@@ -116,8 +116,8 @@ class Losslessness:
         """Return a sentence about the answers that are equal and those that aren't.
 
         Args:
-            plain: A name for the plain answers, such as `without speculation`.
-            speculative: A name for the other answers.
+            plain: a name for the plain answers, such as `without speculation`.
+            speculative: a name for the other answers.
         """
         summary = f"{self.equal_frac:.1%} of {self.prompts} answers are equal"
         if self.compared_by_token < self.prompts:
@@ -162,14 +162,14 @@ def check_lossless(
     """Compare answers to the same prompts token by token.
 
     Args:
-        prompt_ids: The id of each prompt, at least one.
-        plain: The answers without speculation.
-        speculative: The answers with speculation.
-        regenerate_plain: Generates the plain answers at another batch size. It is called only if
+        prompt_ids: the id of each prompt, at least one.
+        plain: the answers without speculation.
+        speculative: the answers with speculation.
+        regenerate_plain: generates the plain answers at another batch size. It is called only if
             some answers differ. None if there is no other batch size.
-        score: Asks the server without speculation how likely tokens are.
-        rounding_nats: The gap that rounding explains; 0 demands that every token is equal.
-        known_equal: The number of further answers that are known to be equal.
+        score: asks the server without speculation how likely tokens are.
+        rounding_nats: the gap that rounding explains; 0 demands that every token is equal.
+        known_equal: the number of further answers that are known to be equal.
 
     Raises:
         InvalidMeasurementError: `CONTROL_UNSTEADY`, the plain answers at another batch size differ
@@ -228,10 +228,10 @@ def _partings(
     """Return the first difference of each pair of answers that differ, with its gap.
 
     Args:
-        prompt_ids: The id of each prompt.
-        plain: The answers without speculation.
-        compared: The answers with speculation, or those without it at another batch size.
-        score: Asks the server without speculation how likely tokens are.
+        prompt_ids: the id of each prompt.
+        plain: the answers without speculation.
+        compared: the answers with speculation, or those without it at another batch size.
+        score: asks the server without speculation how likely tokens are.
     """
     partings = []
     for prompt_id, plain_answer, answer in zip(prompt_ids, plain, compared, strict=True):

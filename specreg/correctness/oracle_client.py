@@ -71,9 +71,9 @@ def walk(drafts_at: DraftsAt, text: TokenizedText, width: int) -> StepCounts:
     count, even those beyond the end of the answer.
 
     Args:
-        drafts_at: Returns how many tokens a step drafts and accepts.
-        text: The prompt, the answer, and the tokens after the answer.
-        width: The most drafts that a step can accept. A step of a tree drafts more tokens.
+        drafts_at: returns how many tokens a step drafts and accepts.
+        text: the prompt, the answer, and the tokens after the answer.
+        width: the most drafts that a step can accept. A step of a tree drafts more tokens.
     """
     counts = NO_STEPS
     index = text.prompt_tokens + 1
@@ -94,10 +94,10 @@ def drafts_of_lookup(
     """Return how many tokens a step of n-gram lookup drafts and accepts, see `DraftsAt`.
 
     Args:
-        look_up: The rule by which the engine looks up drafts.
-        text: The ids of the prompt, of the answer and of one further step.
-        draft_tokens: The largest number of tokens to draft, k.
-        index: The index of the token at which the step begins.
+        look_up: the rule by which the engine looks up drafts.
+        text: the ids of the prompt, of the answer and of one further step.
+        draft_tokens: the largest number of tokens to draft, k.
+        index: the index of the token at which the step begins.
     """
     drafts = look_up(text[:index], draft_tokens)
     # A draft is accepted if it and all drafts before it are equal to the text.
@@ -123,20 +123,20 @@ def walk_answers(
     """Recompute the steps of greedy answers.
 
     Args:
-        case: The case, with the model runner that its server really has.
-        answers: The engine's answers.
-        endpoint: A server that continues the answers, preferably one without speculation.
-        models: Target and draft as folders or hub ids.
-        predict_drafts: Runs the models.
+        case: the case, with the model runner that its server really has.
+        answers: the engine's answers.
+        endpoint: a server that continues the answers, preferably one without speculation.
+        models: target and draft as folders or hub ids.
+        predict_drafts: runs the models.
 
     Returns:
         The steps of each answer, and the gap of each answer in nats, see `OracleAnswer.gaps_nats`.
 
     Raises:
-        InvalidMeasurementError: A server didn't answer in ids, or `CONTEXT_FULL`: there is no room
+        InvalidMeasurementError: a server didn't answer in ids, or `CONTEXT_FULL`: there is no room
             for the drafts after an answer.
-        EnvironmentSetupError: The environment that runs the models couldn't be made.
-        ModelError: The models can't be read, or don't fit together.
+        EnvironmentSetupError: the environment that runs the models couldn't be made.
+        ModelError: the models can't be read, or don't fit together.
     """
     # Let the endpoint continue the answers, because the last step may draft beyond an answer's end.
     spec = case.server
@@ -216,13 +216,13 @@ def predict_drafts(
     """Run the models in a child process, in the environment of the reference engine.
 
     Args:
-        question: The texts and the models.
+        question: the texts and the models.
         on_gpu: True to run them on the machine's first GPU.
-        show: Prints a line that says what is being done.
+        show: prints a line that says what is being done.
 
     Raises:
-        EnvironmentSetupError: The environment couldn't be made.
-        ModelError: The models can't be read, aren't of the architecture that the method needs, or
+        EnvironmentSetupError: the environment couldn't be made.
+        ModelError: the models can't be read, aren't of the architecture that the method needs, or
             don't fit together; or the process ended without an answer.
     """
     requirement = engine_named("reference").requirement(on_gpu=on_gpu)

@@ -24,9 +24,9 @@ class TurnAnswer(NamedTuple):
     """The answer to one turn of a prompt.
 
     Attributes:
-        name: The id of the prompt, followed by the number of the turn from the second turn on.
-        text: The text that was sent, as token ids: the conversation up to this turn.
-        answer: The answer.
+        name: the id of the prompt, followed by the number of the turn from the second turn on.
+        text: the text that was sent, as token ids: the conversation up to this turn.
+        answer: the answer.
     """
 
     name: str
@@ -49,16 +49,16 @@ def ask_each_turn(
     """Send the first turns of all prompts, then their second turns, and so on.
 
     Args:
-        endpoint: The server whose tokenizer and chat template make the texts.
-        case: The case, which says how prompts are sent, and how many turns each of them has.
-        prompts: The prompts, at least one.
-        ask: Returns the answers to texts. They become part of the later turns.
+        endpoint: the server whose tokenizer and chat template make the texts.
+        case: the case, which says how prompts are sent, and how many turns each of them has.
+        prompts: the prompts, at least one.
+        ask: returns the answers to texts. They become part of the later turns.
 
     Returns:
         The answers in the order in which the turns were sent.
 
     Raises:
-        InvalidMeasurementError: A server doesn't answer in ids, or a reply has no text.
+        InvalidMeasurementError: a server doesn't answer in ids, or a reply has no text.
     """
     answers: list[TurnAnswer] = []
     histories: dict[str, tuple[Message, ...]] = {}

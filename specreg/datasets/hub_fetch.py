@@ -39,7 +39,7 @@ def wanted_files(names: Sequence[str]) -> list[str]:
     `consolidated.safetensors` beside the files of the index. An engine loads them once.
 
     Args:
-        names: The names of all files of the repository.
+        names: the names of all files of the repository.
     """
     weights: list[str] = []
     for suffix in _FORMATS:
@@ -61,15 +61,15 @@ def look_up(hub: Any, model: str, revision: str | None) -> tuple[list[str], int,
     missing then, and both sizes are 0, because they aren't known.
 
     Args:
-        hub: The module huggingface_hub.
-        model: The model's hub id.
-        revision: A branch, a tag or a commit; None for the main branch.
+        hub: the module huggingface_hub.
+        model: the model's hub id.
+        revision: a branch, a tag or a commit; None for the main branch.
 
     Returns:
         The files that are missing, the bytes of the whole model, and the bytes that are missing.
 
     Raises:
-        Exception: Any error of huggingface_hub.
+        Exception: any error of huggingface_hub.
     """
     try:
         info = hub.HfApi().model_info(model, revision=revision, files_metadata=True)

@@ -38,11 +38,11 @@ def unpacked(file: BinaryIO, most_bytes: int) -> BinaryIO:
     packed file may be packed again, as by a server that compresses what it sends.
 
     Args:
-        file: The file, open at its beginning.
-        most_bytes: The most bytes that it may unpack to.
+        file: the file, open at its beginning.
+        most_bytes: the most bytes that it may unpack to.
 
     Raises:
-        OSError: The file is broken, or unpacks to more bytes; or what unpacks it isn't installed.
+        OSError: the file is broken, or unpacks to more bytes; or what unpacks it isn't installed.
     """
     for _ in range(_MOST_TIMES):
         mark = file.read(_LONGEST_MARK_BYTES)
@@ -61,7 +61,7 @@ def _unzipped(file: BinaryIO) -> Readable:
     """Open the only file of a ZIP archive.
 
     Raises:
-        OSError: It holds no file, or several.
+        OSError: it holds no file, or several.
     """
     archive = zipfile.ZipFile(file)
     # macOS adds a folder with what its own file system knows of each file.

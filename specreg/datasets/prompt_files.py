@@ -100,10 +100,10 @@ class DatasetMessage(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "
         """Return the text of the message, with a line for each part, as vLLM joins them.
 
         Args:
-            path: The path of the message in its row, for errors: `$.messages[0]`.
+            path: the path of the message in its row, for errors: `$.messages[0]`.
 
         Raises:
-            DatasetError: The content is neither null, a text, nor a list of texts.
+            DatasetError: the content is neither null, a text, nor a list of texts.
         """
         field = "value" if self.content is None else "content"
         content = getattr(self, field)
@@ -162,15 +162,15 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
         """Convert the row to a prompt.
 
         Args:
-            number: The row's number from 0, which is part of the id of a row without one.
-            prompt_set: The set to which the row belongs.
+            number: the row's number from 0, which is part of the id of a row without one.
+            prompt_set: the set to which the row belongs.
 
         Returns:
             The prompt, or None if the row is a conversation in which the user says nothing, or has
             an empty turn.
 
         Raises:
-            DatasetError: A column is missing, or its value can't be replayed.
+            DatasetError: a column is missing, or its value can't be replayed.
         """
         prompt_id = self._id or f"{prompt_set.dataset}-{number}"
         category = self.category or prompt_set.category
@@ -246,7 +246,7 @@ def _whole_id(value: float, column: str) -> int:
     If some rows of a table have no id, the table stores all ids as floats: 11.0 for 11.
 
     Raises:
-        DatasetError: The id isn't whole.
+        DatasetError: the id isn't whole.
     """
     if not value.is_integer():
         message = f"Expected `int` or `str`, got {value} - at `$.{column}`"
@@ -263,8 +263,8 @@ def decode_row(content: bytes) -> tuple[PublishedRow, set[str]]:
         The row, and the names of its other columns that hold something.
 
     Raises:
-        DatasetError: The row holds half of a surrogate pair.
-        msgspec.DecodeError: The row isn't a JSON object, or one of these columns has another type.
+        DatasetError: the row holds half of a surrogate pair.
+        msgspec.DecodeError: the row isn't a JSON object, or one of these columns has another type.
     """
     columns = decode_json(content, dict[str, msgspec.Raw])
     # Decode only the first column with an id and the first one with a prompt.
@@ -288,8 +288,8 @@ def decode_json(content: bytes, kind: type[_T]) -> _T:
     pandas and Python's own json write a missing number as NaN, which isn't JSON.
 
     Raises:
-        DatasetError: A text holds half of a surrogate pair.
-        msgspec.DecodeError: The content isn't JSON, or not of this type.
+        DatasetError: a text holds half of a surrogate pair.
+        msgspec.DecodeError: the content isn't JSON, or not of this type.
     """
     try:
         return msgspec.json.decode(content, type=kind)
@@ -313,7 +313,7 @@ def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
     """Load the prompts of a file in specreg's own format.
 
     Raises:
-        DatasetError: The file can't be read, is empty, or a row is wrong.
+        DatasetError: the file can't be read, is empty, or a row is wrong.
     """
 
     def prompt_of(content: bytes, _: int) -> Prompt:
@@ -345,7 +345,7 @@ def load_published_rows(path: Path, prompt_set: PromptSet) -> PublishedPrompts:
     file in a process of its own.
 
     Raises:
-        DatasetError: The file can't be read, is empty, or a row is wrong. The message names the
+        DatasetError: the file can't be read, is empty, or a row is wrong. The message names the
             file, the row and the field.
     """
     unused = Counter[str]()
@@ -390,17 +390,17 @@ def _load(
     """Load a file's prompts.
 
     Args:
-        path: The file.
-        kind: The type of a row; its fields are the columns to read from Parquet.
-        prompt_of: Converts a row's JSON and its number from 0 to a prompt; returns None for a row
+        path: the file.
+        kind: the type of a row; its fields are the columns to read from Parquet.
+        prompt_of: converts a row's JSON and its number from 0 to a prompt; returns None for a row
             without one.
-        advice: What to do about a wrong row.
+        advice: what to do about a wrong row.
 
     Returns:
         The prompts, and the number of rows without one.
 
     Raises:
-        DatasetError: The file can't be read, is empty, or a row is wrong.
+        DatasetError: the file can't be read, is empty, or a row is wrong.
     """
     prompts: list[Prompt] = []
     # Where the row of each prompt is, by the id of the prompt.
@@ -436,7 +436,7 @@ def _check_prompt(prompt: Prompt) -> None:
     """Check the id and the category of a prompt, and that it has either turns or token ids.
 
     Raises:
-        DatasetError: The id is too long, a name isn't plain text, a turn is empty, or the prompt
+        DatasetError: the id is too long, a name isn't plain text, a turn is empty, or the prompt
             has both turns and token ids or neither.
     """
     if len(prompt.id) > _MAX_ID_CHARACTERS:
@@ -462,7 +462,7 @@ def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]
     counts from 1.
 
     Raises:
-        DatasetError: The file can't be read, or is too large.
+        DatasetError: the file can't be read, or is too large.
     """
     try:
         with open_checked(path) as packed_file:
@@ -485,10 +485,10 @@ def _check_size(path: Path, size: int, limit: int, unit: str) -> None:
     """Check that a file isn't so large that its prompts would fill the memory.
 
     Args:
-        path: The file, for the message.
-        size: The size of the file, or of what was read so far.
-        limit: The largest size that is read.
-        unit: What is counted: bytes or rows.
+        path: the file, for the message.
+        size: the size of the file, or of what was read so far.
+        limit: the largest size that is read.
+        unit: what is counted: bytes or rows.
 
     Raises:
         DatasetError: the file is too large.
@@ -533,7 +533,7 @@ def _rows_of_array(path: Path, text: bytes) -> Sequence[bytes | msgspec.Raw]:
     """Return the rows of a JSON array.
 
     Raises:
-        DatasetError: A row isn't JSON, or something is wrong between two rows.
+        DatasetError: a row isn't JSON, or something is wrong between two rows.
     """
     with contextlib.suppress(*UNREADABLE):
         return msgspec.json.decode(text, type=list[msgspec.Raw])
@@ -562,9 +562,9 @@ def _parquet_rows(path: Path, file: BinaryIO, columns: set[str]) -> Iterator[tup
     text.
 
     Args:
-        path: The path of the file, for locations and messages.
-        file: The file, open at its beginning.
-        columns: The columns to read. Any other column with a value has `true` instead.
+        path: the path of the file, for locations and messages.
+        file: the file, open at its beginning.
+        columns: the columns to read. Any other column with a value has `true` instead.
     """
     try:
         parquet = importlib.import_module("pyarrow.parquet")

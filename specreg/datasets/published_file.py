@@ -32,10 +32,10 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     """A request to the reader.
 
     Attributes:
-        path: The file.
-        prompt_set: The set that it belongs to.
+        path: the file.
+        prompt_set: the set that it belongs to.
         has_examples: True if the file has the worked examples of the set instead of its prompts.
-        most_memory_bytes: How much memory the reader may use besides what it uses at its start.
+        most_memory_bytes: how much memory the reader may use besides what it uses at its start.
     """
 
     path: str
@@ -48,8 +48,8 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of the reader.
 
     Attributes:
-        published: What the file holds; None if it was refused.
-        refusal: Why the file was refused; empty if it wasn't.
+        published: what the file holds; None if it was refused.
+        refusal: why the file was refused; empty if it wasn't.
     """
 
     published: PublishedPrompts | None = None
@@ -67,14 +67,14 @@ def read_published_file(
     """Load the prompts of the file of a published set; see `load_published_rows`.
 
     Args:
-        path: The file.
-        prompt_set: The set.
+        path: the file.
+        prompt_set: the set.
         has_examples: True if the file has the worked examples of the set instead of its prompts.
-        most_memory_bytes: How much memory that may take.
-        command: The program that reads.
+        most_memory_bytes: how much memory that may take.
+        command: the program that reads.
 
     Raises:
-        DatasetError: As in `load_published_rows`; or reading the file takes too much memory, or
+        DatasetError: as in `load_published_rows`; or reading the file takes too much memory, or
             crashes the reader.
         OSError, UnkillableError: As in `child_process`.
     """
@@ -101,9 +101,9 @@ def _why_broken_off(path: Path, status: int, most_memory_bytes: int) -> str:
     """Return the message about a file whose reader has ended without an answer.
 
     Args:
-        path: The file.
-        status: The reader's exit status, or the negative number of the signal that ended it.
-        most_memory_bytes: How much memory the reader could use.
+        path: the file.
+        status: the reader's exit status, or the negative number of the signal that ended it.
+        most_memory_bytes: how much memory the reader could use.
     """
     problem = f"takes more than {most_memory_bytes / 2**30:g} GiB of memory to read"
     if status != _OUT_OF_MEMORY:

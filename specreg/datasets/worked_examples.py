@@ -26,8 +26,8 @@ def with_examples(questions: Sequence[Prompt], examples: Sequence[Prompt]) -> tu
     the examples of one question after the other.
 
     Args:
-        questions: Prompts of one turn, the text of a question.
-        examples: Prompts of one turn, the text of an example; five or more.
+        questions: prompts of one turn, the text of a question.
+        examples: prompts of one turn, the text of an example; five or more.
     """
     order = np.random.default_rng(_SEED).permutation(len(questions))
     drawn = random.Random(_SEED)  # noqa: S311 - the draws must be the same as lm-eval's

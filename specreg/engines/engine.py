@@ -23,9 +23,9 @@ class Memory:
     """The memory that a server gets on each of its GPUs.
 
     Attributes:
-        cache_bytes: The size of its KV cache.
-        cache_tokens: The number of tokens in the KV cache of one copy of the model.
-        share_frac: Its share of the GPU's memory, 0..1.
+        cache_bytes: the size of its KV cache.
+        cache_tokens: the number of tokens in the KV cache of one copy of the model.
+        share_frac: its share of the GPU's memory, 0..1.
     """
 
     cache_bytes: int
@@ -42,16 +42,16 @@ class Site:
     """What only the start of a server knows.
 
     Attributes:
-        port: The port of the server.
-        folder: An empty folder for the files of `Engine.files`.
+        port: the port of the server.
+        folder: an empty folder for the files of `Engine.files`.
         on_gpu: True if the server runs on a GPU.
-        version: The version of the engine; empty if it isn't known.
-        served_name: The name under which the target is served.
-        target: The folder or hub id of the target, as the engine gets it.
-        draft: The folder or hub id of the draft, as the engine gets it; None without one.
-        target_config: The target's `config.json`; empty if it isn't on this machine.
+        version: the version of the engine; empty if it isn't known.
+        served_name: the name under which the target is served.
+        target: the folder or hub id of the target, as the engine gets it.
+        draft: the folder or hub id of the draft, as the engine gets it; None without one.
+        target_config: the target's `config.json`; empty if it isn't on this machine.
         offline: True if all models are folders, so that nothing needs to be fetched.
-        memory: The memory that the server gets; None to let the engine take what it finds, up to
+        memory: the memory that the server gets; None to let the engine take what it finds, up to
             `gpu_memory_frac`.
     """
 
@@ -80,15 +80,15 @@ class Requirement:
     """The package of an engine, with all that decides what is installed.
 
     Attributes:
-        package: The distribution; the program's name for an engine that specreg doesn't install,
+        package: the distribution; the program's name for an engine that specreg doesn't install,
             and the URL of a server that others started.
-        version: The version; empty if it isn't known.
-        extras: Further requirements, for instance those of a method.
-        overrides: Requirements that replace those of the package, in uv's form.
-        local_torch: The build of torch for CPUs that the engine needs; None for PyPI's torch.
-        source: The wheel or folder that the engine is built from; empty for a release.
-        locks: The folder with the locks.
-        index: The package index from which the package fetches the engine while it is installed;
+        version: the version; empty if it isn't known.
+        extras: further requirements, for instance those of a method.
+        overrides: requirements that replace those of the package, in uv's form.
+        local_torch: the build of torch for CPUs that the engine needs; None for PyPI's torch.
+        source: the wheel or folder that the engine is built from; empty for a release.
+        locks: the folder with the locks.
+        index: the package index from which the package fetches the engine while it is installed;
             empty for an engine that PyPI itself has.
     """
 
@@ -125,12 +125,12 @@ class Identity:
     A field that the server doesn't report is empty, unless its description says otherwise.
 
     Attributes:
-        engine: The name of its engine, which may be one that isn't in `ENGINES`.
-        version: The version that it reports; "unknown" if it reports none.
-        model: The name of the model in requests.
-        target: The folder or hub id of that model.
+        engine: the name of its engine, which may be one that isn't in `ENGINES`.
+        version: the version that it reports; "unknown" if it reports none.
+        model: the name of the model in requests.
+        target: the folder or hub id of that model.
         speculates: True if it has a drafter; None if it doesn't report whether it has one.
-        speculation: Its speculative settings by the engine's names, as far as it reports them.
+        speculation: its speculative settings by the engine's names, as far as it reports them.
     """
 
     engine: str = ""
@@ -165,38 +165,38 @@ class Engine(ABC):
     """One engine. Subclasses have no state; `ENGINES` has an instance of each.
 
     Attributes:
-        name: The name that users write, which is part of a case's id.
-        methods: The methods that it has, with their settings.
-        seen: How each method was tried on a real server: "measured" or "started", with the
+        name: the name that users write, which is part of a case's id.
+        methods: the methods that it has, with their settings.
+        seen: how each method was tried on a real server: "measured" or "started", with the
             engine's version and the date. A method that isn't in it has never been run.
-        backend: The name of the engine inside it that drafts; empty if it drafts by itself.
-        oldest: The oldest version that specreg supports.
-        program: The program that must be on PATH; None for an engine that specreg installs.
-        module: The Python module of the engine; empty if it is a program.
-        pythons: The versions of Python that its package is built for; empty for all of specreg's.
-        libraries: The libraries of the system that it needs, as linkers name them, each with what
+        backend: the name of the engine inside it that drafts; empty if it drafts by itself.
+        oldest: the oldest version that specreg supports.
+        program: the program that must be on PATH; None for an engine that specreg installs.
+        module: the Python module of the engine; empty if it is a program.
+        pythons: the versions of Python that its package is built for; empty for all of specreg's.
+        libraries: the libraries of the system that it needs, as linkers name them, each with what
             to install.
-        health_path: The path of its health check.
-        version_path: The path at which it reports its version.
-        wire_format: How requests to it and its answers are written.
+        health_path: the path of its health check.
+        version_path: the path at which it reports its version.
+        wire_format: how requests to it and its answers are written.
         serves_names: True if it serves its model under the name that it is given.
-        parallel_fields: The fields of `Parallel` that it supports. A `draft_tensor` that equals
+        parallel_fields: the fields of `Parallel` that it supports. A `draft_tensor` that equals
             `tensor` needs no support, because every engine splits a draft like its target by
             default.
-        ray_packages: The packages that it needs for Ray's executor.
-        memory_flags: The beginnings of the flags that set how much of a GPU's memory it takes. If
+        ray_packages: the packages that it needs for Ray's executor.
+        memory_flags: the beginnings of the flags that set how much of a GPU's memory it takes. If
             an argument of a case begins with one, specreg doesn't size the KV cache itself. Empty
             for an engine whose KV cache specreg never sizes.
-        pinned_on_gpu: The methods whose acceptance it can pin on a GPU.
-        pinned_on_cpu: The methods whose acceptance it can pin without a GPU.
+        pinned_on_gpu: the methods whose acceptance it can pin on a GPU.
+        pinned_on_cpu: the methods whose acceptance it can pin without a GPU.
         compiles: True if its servers compile kernels with nvcc on a GPU.
         has_model_runners: True if its model runner can be chosen.
-        revisions: The models whose revision on the hub can be chosen, "target" and "draft".
-        sampling_flags: The flags that set the defaults of sampling, which have no effect because
+        revisions: the models whose revision on the hub can be chosen, "target" and "draft".
+        sampling_flags: the flags that set the defaults of sampling, which have no effect because
             each request sets its own.
-        serve_command: How a command line of its users is read; None if it can't be turned into a
+        serve_command: how a command line of its users is read; None if it can't be turned into a
             case.
-        reserved_speculation_keys: The keys of its speculative configuration that `speculation` may
+        reserved_speculation_keys: the keys of its speculative configuration that `speculation` may
             not set, each with the setting of the tier that sets it.
     """
 
@@ -230,7 +230,7 @@ class Engine(ABC):
         """Return the package to install on a machine with or without a GPU.
 
         Raises:
-            UnsupportedError: The engine doesn't run there.
+            UnsupportedError: the engine doesn't run there.
         """
 
     @property
@@ -242,7 +242,7 @@ class Engine(ABC):
         """Return the settings with which the engine uses a method.
 
         Raises:
-            UnknownNameError: The engine doesn't have the method. The message lists those it has.
+            UnknownNameError: the engine doesn't have the method. The message lists those it has.
         """
         check_name(f"method of engine '{self.name}'", method, self.methods)
         return self.methods[method]
@@ -253,7 +253,7 @@ class Engine(ABC):
         """Return the further settings of a case's speculation by the engine's names.
 
         Raises:
-            UnsupportedError: The engine has no such settings, or another setting of the tier
+            UnsupportedError: the engine has no such settings, or another setting of the tier
                 sets one of them.
         """
         for key, _ in speculation:
@@ -270,11 +270,11 @@ class Engine(ABC):
         """Return all settings of a server's speculation by the engine's names; empty for `none`.
 
         Args:
-            spec: The settings of the server.
-            draft: The folder or hub id of the draft as the engine gets it; None without one.
+            spec: the settings of the server.
+            draft: the folder or hub id of the draft as the engine gets it; None without one.
 
         Raises:
-            UnsupportedError: The engine doesn't have a setting in `speculation`, or another setting
+            UnsupportedError: the engine doesn't have a setting in `speculation`, or another setting
                 sets the same.
         """
         settings = self.spelling_of(spec.method).render(draft, spec.draft_tokens, spec.tree)
@@ -288,7 +288,7 @@ class Engine(ABC):
         """Return whether the engine counts drafted tokens correctly.
 
         Args:
-            speculation: The further settings of a case's speculation.
+            speculation: the further settings of a case's speculation.
         """
         del speculation
         return True
@@ -297,7 +297,7 @@ class Engine(ABC):
         """Return whether the settings let some steps go without any draft.
 
         Args:
-            speculation: The further settings of a case's speculation.
+            speculation: the further settings of a case's speculation.
         """
         del speculation
         return False
@@ -306,7 +306,7 @@ class Engine(ABC):
         """Return whether the engine accepts drafts that the target wouldn't generate.
 
         Args:
-            speculation: The further settings of a case's speculation.
+            speculation: the further settings of a case's speculation.
         """
         del speculation
         return False
@@ -325,8 +325,8 @@ class Engine(ABC):
         """Return whether every step of a method drafts, or is padded and counted as if it drafted.
 
         Args:
-            method: The method.
-            model_runner: The model runner of the server; empty if it isn't known.
+            method: the method.
+            model_runner: the model runner of the server; empty if it isn't known.
         """
         del model_runner
         return METHODS[method].drafts_every_step
@@ -335,8 +335,8 @@ class Engine(ABC):
         """Return the model runner that must be chosen for a control to match the case's server.
 
         Args:
-            method: The method of the case's server.
-            version: The version of the engine. One that can't be read counts as the newest.
+            method: the method of the case's server.
+            version: the version of the engine. One that can't be read counts as the newest.
 
         Returns:
             The model runner; None if both servers have the same one by default.
@@ -348,7 +348,7 @@ class Engine(ABC):
         """Check that the engine supports a server's spec.
 
         Raises:
-            UnsupportedError: The engine doesn't support the parallelism, the speculation or the
+            UnsupportedError: the engine doesn't support the parallelism, the speculation or the
                 choice of a model runner, or an argument sets defaults of sampling.
         """
         for argument in spec.engine_args:
@@ -380,12 +380,12 @@ class Engine(ABC):
         """Check that the engine takes a draft with a server's settings.
 
         Args:
-            spec: The settings of the server.
-            read_config: Returns the draft's `config.json`, which it may have to fetch; empty if
+            spec: the settings of the server.
+            read_config: returns the draft's `config.json`, which it may have to fetch; empty if
                 that isn't available.
 
         Raises:
-            UnsupportedError: The engine would refuse the draft.
+            UnsupportedError: the engine would refuse the draft.
         """
         del spec, read_config
 
@@ -399,9 +399,9 @@ class Engine(ABC):
         """Return the command line that starts a server.
 
         Args:
-            python: The interpreter of the engine's environment.
-            spec: The settings of the server.
-            site: What only this start knows.
+            python: the interpreter of the engine's environment.
+            spec: the settings of the server.
+            site: what only this start knows.
         """
 
     def environment(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
@@ -422,12 +422,12 @@ class Engine(ABC):
         """Return the facts that a ready server reports about its launch.
 
         Args:
-            log: The beginning of the server's log; empty if others started it.
-            fetch: Asks the server.
+            log: the beginning of the server's log; empty if others started it.
+            fetch: asks the server.
 
         Raises:
             Whatever `fetch` raises.
-            InvalidMeasurementError: An answer can't be read.
+            InvalidMeasurementError: an answer can't be read.
         """
         del log, fetch
         return NOTHING_KNOWN
@@ -436,14 +436,14 @@ class Engine(ABC):
         """Return what a server reports about itself, and the first model in its `/v1/models`.
 
         Args:
-            fetch: Asks the server.
+            fetch: asks the server.
 
         Returns:
             The identity; an empty one if the list of models can't be read or is empty.
 
         Raises:
             Whatever `fetch` raises.
-            AttachError: The server can't be measured. The message doesn't name the server.
+            AttachError: the server can't be measured. The message doesn't name the server.
         """
         try:
             models = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data
@@ -465,7 +465,7 @@ def given_flags(*values: tuple[str, int | bool]) -> tuple[str, ...]:
     """Return the flags whose values aren't an engine's defaults, 1 and False.
 
     Args:
-        values: Each flag with its value: a number, or True for a flag without a value.
+        values: each flag with its value: a number, or True for a flag without a value.
     """
     words: list[str] = []
     for flag, value in values:

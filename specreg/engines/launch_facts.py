@@ -110,8 +110,8 @@ def inherited_variables(
     """Return the variables that a server inherits and that may change what is measured.
 
     Args:
-        variables: All variables of the shell.
-        own: The names of those that specreg or the case sets for the server.
+        variables: all variables of the shell.
+        own: the names of those that specreg or the case sets for the server.
 
     Returns:
         Each variable with its value, sorted by name. A secret value is hidden, and a long one cut.

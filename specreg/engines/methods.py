@@ -47,13 +47,13 @@ class Spelling:
     """The settings with which an engine uses a method, and what the method needs.
 
     Attributes:
-        settings: The speculative settings by the engine's names; empty for `none`. A placeholder
+        settings: the speculative settings by the engine's names; empty for `none`. A placeholder
             such as `DRAFT` stands for a value of the case.
-        packages: The packages that the method needs in addition to the engine.
+        packages: the packages that the method needs in addition to the engine.
         learns: True if the method drafts from texts that the server has generated before, so that
             the acceptance depends on them.
-        since: The first version of the engine with the method; empty if all have it.
-        until: The first version of the engine without the method; empty if all have it.
+        since: the first version of the engine with the method; empty if all have it.
+        until: the first version of the engine without the method; empty if all have it.
     """
 
     settings: Mapping[str, Setting]
@@ -75,9 +75,9 @@ class Spelling:
         """Return the settings with the values of a case.
 
         Args:
-            draft: The folder or hub id of the draft model or head; None without one.
-            draft_tokens: The largest number of drafts that a step can accept; the depth of a tree.
-            tree: How the drafts branch; None if they don't.
+            draft: the folder or hub id of the draft model or head; None without one.
+            draft_tokens: the largest number of drafts that a step can accept; the depth of a tree.
+            tree: how the drafts branch; None if they don't.
         """
         # Without a tree `BRANCHES` needs no value, because only methods with trees have it.
         drafted_tokens = draft_tokens

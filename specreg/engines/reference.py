@@ -76,7 +76,7 @@ class ReferenceEngine(Engine):
         """Refuse any further setting, because the engine has none.
 
         Raises:
-            UnsupportedError: A setting is given.
+            UnsupportedError: a setting is given.
         """
         if speculation:
             first_key, _ = speculation[0]

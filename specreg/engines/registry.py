@@ -20,7 +20,7 @@ def engine_named(name: str) -> Engine:
     """Return the engine with a name.
 
     Raises:
-        UnknownNameError: There is no such engine. The message lists the engines.
+        UnknownNameError: there is no such engine. The message lists the engines.
     """
     check_name("engine", name, ENGINES)
     return ENGINES[name]

@@ -31,9 +31,9 @@ class Addition(NamedTuple):
     """The part of an answer that one event adds.
 
     Attributes:
-        tokens: The number of new tokens.
-        text: The new text.
-        token_ids: The new ids; empty if the event has no ids.
+        tokens: the number of new tokens.
+        text: the new text.
+        token_ids: the new ids; empty if the event has no ids.
     """
 
     tokens: int
@@ -52,13 +52,13 @@ class RepeatingStream:
     texts but the first are held back until this is decided.
 
     Attributes:
-        _way: How the events relate to each other; None until it is decided.
-        _tokens: The number of tokens so far.
-        _token_ids: The ids so far.
-        _last_text: The text of the last event.
-        _shown: The text that has been returned, as long as the events may repeat it.
-        _waiting: The texts that are held back.
-        _extensions: How many texts have begun with the text before them and were longer.
+        _way: how the events relate to each other; None until it is decided.
+        _tokens: the number of tokens so far.
+        _token_ids: the ids so far.
+        _last_text: the text of the last event.
+        _shown: the text that has been returned, as long as the events may repeat it.
+        _waiting: the texts that are held back.
+        _extensions: how many texts have begun with the text before them and were longer.
     """
 
     _way: _Way | None = None
@@ -75,9 +75,9 @@ class RepeatingStream:
         """Return what one more event adds to the answer.
 
         Args:
-            text: The text of the event.
-            token_ids: The ids of the event; None if it has none.
-            all_tokens: The number of tokens that the answer has so far, by the event's own count.
+            text: the text of the event.
+            token_ids: the ids of the event; None if it has none.
+            all_tokens: the number of tokens that the answer has so far, by the event's own count.
             is_last: True if the answer ends with the event.
 
         Raises:

@@ -53,20 +53,20 @@ class ServeCommand:
     In the mappings, the names of flags have no leading dashes, and dashes instead of underscores.
 
     Attributes:
-        programs: The possible beginnings of a command line. `python` stands for any program whose
+        programs: the possible beginnings of a command line. `python` stands for any program whose
             name begins so, such as `python3.12`.
         takes_target: True if the target may follow without a flag.
-        keys: The key of `[[cases]]` by flag. `target` stands for the model, and `speculation` for
+        keys: the key of `[[cases]]` by flag. `target` stands for the model, and `speculation` for
             a flag whose value is the whole speculative configuration as JSON.
-        speculation_flags: The beginnings of flags that set one key of the speculative
+        speculation_flags: the beginnings of flags that set one key of the speculative
             configuration. The key has the name of the flag.
-        speculation_names: The key of the speculative configuration by flag, for flags whose name
+        speculation_names: the key of the speculative configuration by flag, for flags whose name
             isn't the key.
-        refused: The flags that a measured server can't have, each with the reason.
-        preset: The flags that specreg itself sets for each server that takes them, each with its
+        refused: the flags that a measured server can't have, each with the reason.
+        preset: the flags that specreg itself sets for each server that takes them, each with its
             values.
-        dropped: The flags that are left out, each with the reason.
-        images: The names of images, without registry and tag, that start the first of `programs`.
+        dropped: the flags that are left out, each with the reason.
+        images: the names of images, without registry and tag, that start the first of `programs`.
     """
 
     programs: tuple[tuple[str, ...], ...]
@@ -98,16 +98,16 @@ class ReadCommand:
     """The parts of a command line.
 
     Attributes:
-        engine: The name of the engine.
-        variables: The environment variables before the program.
-        target: The folder or hub id of the model.
-        values: The words after a flag, by the flag's key of `[[cases]]`; empty for a flag without a
+        engine: the name of the engine.
+        variables: the environment variables before the program.
+        target: the folder or hub id of the model.
+        values: the words after a flag, by the flag's key of `[[cases]]`; empty for a flag without a
             value.
-        flags: The flag as it was written, by the same key.
-        speculation: The speculative configuration by the engine's names.
-        engine_args: The words of all other flags, in their order.
-        notes: Lines about the flags that were left out, and why.
-        image: The image that the command runs in; empty for none.
+        flags: the flag as it was written, by the same key.
+        speculation: the speculative configuration by the engine's names.
+        engine_args: the words of all other flags, in their order.
+        notes: lines about the flags that were left out, and why.
+        image: the image that the command runs in; empty for none.
     """
 
     engine: str
@@ -126,11 +126,11 @@ class ReadSpeculation:
     """The method of a speculative configuration, with its settings.
 
     Attributes:
-        method: The name of the method.
-        draft: The folder or hub id of its draft; empty without one.
-        draft_tokens: The largest number of drafts that a step can accept.
-        tree: How the drafts branch; None if they don't.
-        further: The settings that the method doesn't have, or has with another value.
+        method: the name of the method.
+        draft: the folder or hub id of its draft; empty without one.
+        draft_tokens: the largest number of drafts that a step can accept.
+        tree: how the drafts branch; None if they don't.
+        further: the settings that the method doesn't have, or has with another value.
     """
 
     method: str
@@ -155,11 +155,11 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
     """Read a command line.
 
     Args:
-        text: The command line as for a shell; lines may end with a backslash.
-        commands: How the servers of each engine are started, by the engine's name.
+        text: the command line as for a shell; lines may end with a backslash.
+        commands: how the servers of each engine are started, by the engine's name.
 
     Raises:
-        MatrixError: The text can't be read, starts no server, or doesn't name exactly one model; or
+        MatrixError: the text can't be read, starts no server, or doesn't name exactly one model; or
             a measured server can't have one of the flags, the value of a flag can't be read, or two
             flags set the same.
     """
@@ -180,12 +180,12 @@ def read_words(
     """Read a command line that is divided into words.
 
     Args:
-        words: The program and its arguments.
-        variables: The environment variables.
-        commands: As in `read_command`.
+        words: the program and its arguments.
+        variables: the environment variables.
+        commands: as in `read_command`.
 
     Raises:
-        MatrixError: As in `read_command`.
+        MatrixError: as in `read_command`.
     """
     engine, arguments = _split_program(words, commands)
     # Read the flags.
@@ -229,12 +229,12 @@ def check_one_command(text: str, *, is_script: bool = False) -> None:
     """Check that a shell would run only one command for a text.
 
     Args:
-        text: The text.
+        text: the text.
         is_script: True if a new line begins a new command. People break the line of a tier without
             a backslash, too.
 
     Raises:
-        MatrixError: It would run another one.
+        MatrixError: it would run another one.
     """
     bare = _QUOTED.sub("", join_lines(text).strip())
     mark = ""
@@ -253,7 +253,7 @@ def words_of(text: str) -> list[str]:
     """Return the words of a command line.
 
     Raises:
-        MatrixError: It isn't written as for a shell, or only a shell could run it.
+        MatrixError: it isn't written as for a shell, or only a shell could run it.
     """
     typographic = _TYPOGRAPHIC.search(text)
     if typographic:
@@ -281,7 +281,7 @@ def _split_program(
     """Return the engine that a command line starts, and the words after the program.
 
     Raises:
-        MatrixError: It starts no server of a known engine.
+        MatrixError: it starts no server of a known engine.
     """
     starts: list[tuple[int, str]] = []
     known = []
@@ -315,7 +315,7 @@ def _flags_of(words: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     """Return the flags of a command line, each with the words up to the next flag.
 
     Raises:
-        MatrixError: The first word isn't a flag.
+        MatrixError: the first word isn't a flag.
     """
     flags: list[tuple[str, tuple[str, ...]]] = []
     for word in words:
@@ -348,7 +348,7 @@ def _read_flag(
     """Add one flag of a command line to the reading.
 
     Raises:
-        MatrixError: A measured server can't have the flag, its value can't be read, or another flag
+        MatrixError: a measured server can't have the flag, its value can't be read, or another flag
             has set the same.
     """
     # Flags that a case doesn't have.
@@ -389,7 +389,7 @@ def _read_setting(
     """Add a flag that isn't one of speculation to the reading.
 
     Raises:
-        MatrixError: Another flag has set the same key.
+        MatrixError: another flag has set the same key.
     """
     name = flag.lstrip("-").replace("_", "-")
     key_of_case = command.keys.get(name)
@@ -443,7 +443,7 @@ def _object_of(flag: str, values: tuple[str, ...]) -> dict[str, Setting]:
     """Return the object in a flag whose value is JSON.
 
     Raises:
-        MatrixError: The value isn't an object of JSON, or holds a value that a case can't have.
+        MatrixError: the value isn't an object of JSON, or holds a value that a case can't have.
     """
     text = " ".join(values)
     try:
@@ -461,11 +461,11 @@ def read_speculation(
     """Return the method of a speculative configuration, with its settings.
 
     Args:
-        settings: The configuration by the engine's names, not empty.
-        methods: The settings of the engine's methods.
+        settings: the configuration by the engine's names, not empty.
+        methods: the settings of the engine's methods.
 
     Raises:
-        MatrixError: No method has such settings, the number of drafts isn't given or contradicts
+        MatrixError: no method has such settings, the number of drafts isn't given or contradicts
             the number of verified tokens, or a number isn't an integer from 1 on.
     """
     # Find the method, and read the settings that it has.
@@ -512,7 +512,7 @@ def _method_of(settings: Mapping[str, Setting], methods: Mapping[str, Spelling])
     """Return the method whose settings a configuration has.
 
     Raises:
-        MatrixError: No method has such settings, or the number of branches isn't an integer from 1
+        MatrixError: no method has such settings, or the number of branches isn't an integer from 1
             on.
     """
     # If several methods fit, the one with the most equal settings is taken.
@@ -540,7 +540,7 @@ def _fits(
     those of the method; numbers may differ.
 
     Raises:
-        MatrixError: The number of branches isn't an integer from 1 on.
+        MatrixError: the number of branches isn't an integer from 1 on.
     """
     # `none` has no settings, so no configuration belongs to it.
     if not spelling.settings:
@@ -570,13 +570,13 @@ def _value_fits(setting: Setting | None, value: Setting, *, shows_branching: boo
     """Return whether the value of a key in a configuration agrees with a method's value for it.
 
     Args:
-        setting: The value in the configuration; None if the key isn't given.
-        value: The value in the method's settings.
+        setting: the value in the configuration; None if the key isn't given.
+        value: the value in the method's settings.
         shows_branching: True if another method has the branches of a tree in this key, so that the
             value shows whether the drafts branch.
 
     Raises:
-        MatrixError: The number of branches isn't an integer from 1 on.
+        MatrixError: the number of branches isn't an integer from 1 on.
     """
     if value == BRANCHES:
         return setting is not None and _count(setting) > 1
@@ -601,7 +601,7 @@ def _count(value: Setting | None) -> int:
     """Return a value as a number of tokens or branches.
 
     Raises:
-        MatrixError: It isn't an integer from 1 on.
+        MatrixError: it isn't an integer from 1 on.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         shown = "missing" if value is None else value

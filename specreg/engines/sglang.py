@@ -207,7 +207,7 @@ class SglangWireFormat(WireFormat, TokenApi):
         """Return the number of verify calls, which is all that SGLang counts of its steps.
 
         Raises:
-            InvalidMeasurementError: The page doesn't have it, or it isn't a count.
+            InvalidMeasurementError: the page doesn't have it, or it isn't a count.
         """
         page.require(_VERIFY_CALLS, advice=f"start the server with {self.counters_flag}")
         copies = page.copies(_VERIFY_CALLS)
@@ -415,7 +415,7 @@ class Sglang(Engine):
         """Return the further settings by the names of flags, with dashes instead of underscores.
 
         Raises:
-            UnsupportedError: A flag isn't one of speculation, can't have the value, or is set by
+            UnsupportedError: a flag isn't one of speculation, can't have the value, or is set by
                 another setting of the tier.
         """
         flags = [(key.replace("_", "-"), value) for key, value in speculation]
@@ -439,7 +439,7 @@ class Sglang(Engine):
         draft's configuration states (`_derive_context_length` in srt/configs/model_config.py).
 
         Raises:
-            UnsupportedError: The context is too long for the draft.
+            UnsupportedError: the context is too long for the draft.
         """
         variables = {**os.environ, **dict(spec.engine_env)}
         if variables.get(_LONGER_CONTEXT, "").lower() in {"1", "true", "yes", "y"}:
@@ -589,10 +589,10 @@ def _check_preferred(preferred: object) -> None:
     """Check that each request sets all sampling parameters that a server has defaults for.
 
     Args:
-        preferred: What the server reports of `--preferred-sampling-params`: None, or JSON.
+        preferred: what the server reports of `--preferred-sampling-params`: None, or JSON.
 
     Raises:
-        AttachError: Some of the defaults apply to each request.
+        AttachError: some of the defaults apply to each request.
     """
     if isinstance(preferred, str):
         preferred = msgspec.json.decode(preferred)
@@ -622,8 +622,8 @@ def _dtype(spec: ServerSpec, config: Mapping[str, Any]) -> str:
     target's states fails at the first request. So the draft gets the target's format, as on vLLM.
 
     Args:
-        spec: The settings of the server.
-        config: The target's `config.json`; empty if it isn't on this machine.
+        spec: the settings of the server.
+        config: the target's `config.json`; empty if it isn't on this machine.
 
     Returns:
         The format that SGLang 0.5.23 takes for the target (`_get_and_verify_dtype` in

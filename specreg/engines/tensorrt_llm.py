@@ -50,7 +50,7 @@ class TensorrtLlmWireFormat(WireFormat):
         A position that never counted anything isn't on the page.
 
         Raises:
-            InvalidMeasurementError: The counters are missing, or one of them isn't a count.
+            InvalidMeasurementError: the counters are missing, or one of them isn't a count.
         """
         drafted_name = f"{_SPEC_DECODE}drafted_tokens_total"
         accepted_name = f"{_SPEC_DECODE}accepted_tokens_total"
@@ -93,10 +93,10 @@ def _drafter(kind: str, *, overlaps: bool = True, **further: Setting) -> Spellin
     """Return the settings of a decoding type, as paths into the file of options.
 
     Args:
-        kind: The decoding type by TensorRT-LLM's name.
+        kind: the decoding type by TensorRT-LLM's name.
         overlaps: False to switch off the scheduler that overlaps steps, as TensorRT-LLM's
             documentation does for n-grams and draft models.
-        further: Further settings of the section.
+        further: further settings of the section.
     """
     config: dict[str, Setting] = {"decoding_type": kind, "max_draft_len": DRAFT_TOKENS, **further}
     settings = {f"{_SECTION}.{key}": value for key, value in config.items()}
@@ -180,7 +180,7 @@ class TensorrtLlm(Engine):
         """Return the package `tensorrt-llm`.
 
         Raises:
-            UnsupportedError: There is no GPU.
+            UnsupportedError: there is no GPU.
         """
         if not on_gpu:
             message = (

@@ -161,7 +161,7 @@ class Triton(Engine):
         """Check a server's settings, and that each argument has a name.
 
         Raises:
-            UnsupportedError: An argument has no name, or the engine doesn't support a setting.
+            UnsupportedError: an argument has no name, or the engine doesn't support a setting.
         """
         super().check(spec)
         for argument in spec.engine_args:
@@ -173,7 +173,7 @@ class Triton(Engine):
         """Return the further settings by the names of vLLM, which is the backend.
 
         Raises:
-            UnsupportedError: Another setting of the tier sets one of them.
+            UnsupportedError: another setting of the tier sets one of them.
         """
         return vllm.Vllm().further_speculation(speculation)
 
@@ -233,7 +233,7 @@ class Triton(Engine):
 
         Raises:
             Whatever `fetch` raises.
-            AttachError: No model or several models are ready, or the model's backend isn't vLLM.
+            AttachError: no model or several models are ready, or the model's backend isn't vLLM.
         """
         try:
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
@@ -263,7 +263,7 @@ def _parse_argument(argument: str) -> tuple[str, object]:
     """Parse an argument: `seed=7` becomes `("seed", 7)`. A value that isn't JSON is a text.
 
     Raises:
-        UnsupportedError: The argument has no name.
+        UnsupportedError: the argument has no name.
     """
     name, equals, value = argument.partition("=")
     if not equals or not name.isidentifier():

@@ -476,7 +476,7 @@ class Vllm(Engine):
         """Return the further settings by vLLM's names, with underscores instead of dashes.
 
         Raises:
-            UnsupportedError: Another setting of the tier sets one of them.
+            UnsupportedError: another setting of the tier sets one of them.
         """
         settings = [(key.replace("-", "_"), value) for key, value in speculation]
         return super().further_speculation(settings)
@@ -602,9 +602,9 @@ def engine_arguments(
     """Return the arguments of vLLM's engine by name. Its flags have the same names.
 
     Args:
-        spec: The settings of the server.
-        site: What only this start knows.
-        speculation: All settings of the speculation, by vLLM's names; empty without speculation.
+        spec: the settings of the server.
+        site: what only this start knows.
+        speculation: all settings of the speculation, by vLLM's names; empty without speculation.
     """
     arguments: dict[str, object] = {"model": site.target}
     if spec.target_revision:

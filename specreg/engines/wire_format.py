@@ -168,7 +168,7 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
 
     Raises:
         InvalidMeasurementError: `EVENT_UNREADABLE`.
-        ServerAnswerError: The event is an error. The message has the server's words.
+        ServerAnswerError: the event is an error. The message has the server's words.
     """
     try:
         decoded = decoder.decode(event)
@@ -186,7 +186,7 @@ def check_no_error(answer: bytes) -> None:
     """Check that an answer in JSON isn't an error.
 
     Raises:
-        ServerAnswerError: It is an error. The message has the server's words.
+        ServerAnswerError: it is an error. The message has the server's words.
     """
     words = find_error(answer)
     if words is not None:
@@ -197,7 +197,7 @@ def check_ended_well(finish_reason: str, event: bytes) -> None:
     """Check that the server didn't abort an answer.
 
     Raises:
-        ServerAnswerError: The server aborted it. The message has its words, or quotes the event.
+        ServerAnswerError: the server aborted it. The message has its words, or quotes the event.
     """
     if finish_reason in _FAILED:
         words = find_error(event)
@@ -698,7 +698,7 @@ class WireFormat:
                 it.
 
         Raises:
-            InvalidMeasurementError: The page lacks the counters of the speculation, or can't be
+            InvalidMeasurementError: the page lacks the counters of the speculation, or can't be
                 read.
         """
         parsed = MetricsPage(page, path=self.counters_path or "/metrics")
@@ -719,7 +719,7 @@ class WireFormat:
         """Return the counters of the speculation, without the further ones.
 
         Raises:
-            InvalidMeasurementError: The page has no such counters, or one of them isn't a count.
+            InvalidMeasurementError: the page has no such counters, or one of them isn't a count.
         """
         raise InvalidMeasurementError(
             "COUNTER_MISSING",
@@ -804,7 +804,7 @@ def decode_answer(answer: bytes, form: type[FormT]) -> FormT:
 
     Raises:
         InvalidMeasurementError: `ANSWER_UNREADABLE`.
-        ServerAnswerError: The answer is an error. The message has the server's words.
+        ServerAnswerError: the answer is an error. The message has the server's words.
     """
     check_no_error(answer)
     try:
@@ -855,7 +855,7 @@ class EventSplitter:
         Raises:
             InvalidMeasurementError: `EVENT_UNREADABLE`, a line or an object doesn't end within
                 `MAX_ANSWER_BYTES`.
-            ServerAnswerError: The server calls an event an error.
+            ServerAnswerError: the server calls an event an error.
         """
         self._begun += piece
         lines: list[bytearray] = []

@@ -272,8 +272,8 @@ class Case:
         Secrets are hidden, as in the file of a baseline.
 
         Args:
-            target_sha256: The checksum of the target's files; empty for a hub id.
-            prompts_sha256: The checksum of its prompts, see `CaseSettings`.
+            target_sha256: the checksum of the target's files; empty for a hub id.
+            prompts_sha256: the checksum of its prompts, see `CaseSettings`.
         """
         settings: dict[str, object] = {}
         for part in (self.load, self.request, self.server):
@@ -341,7 +341,7 @@ class Case:
         """Return why a machine can't run the case; empty if nothing is known to be lacking.
 
         Args:
-            gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
+            gpus_gib: the memory of each of the machine's GPUs; None if it isn't known.
 
         Returns:
             A reason that doesn't name the case, so that cases with the same reason can be counted.
@@ -415,10 +415,10 @@ def companions_of(
     They differ from the case only in their speculation.
 
     Args:
-        case: The first case.
-        later_cases: The cases that the run measures after it, in order.
-        may_join: Returns whether a case may be measured together with others.
-        fit: Returns whether the memory is enough for several servers at the same time.
+        case: the first case.
+        later_cases: the cases that the run measures after it, in order.
+        may_join: returns whether a case may be measured together with others.
+        fit: returns whether the memory is enough for several servers at the same time.
     """
     # A drafter that learns from requests needs a server that no other case uses.
     if case.needs_fresh_server:
@@ -451,14 +451,14 @@ class Tier:
     """The cases of one file.
 
     Attributes:
-        name: The name of the file, without its suffix.
-        needs_gpus: The number of GPUs that a machine must have to run the tier; 0 for none.
-        cases: The cases in the order of the file.
-        locations: The file and the number of each case's table, by case id, for errors.
-        choices: The model pairs that each case's table names, by case id, the preferred one first.
-        licences: The licences of the models, by model pair; a pair without a stated licence isn't
+        name: the name of the file, without its suffix.
+        needs_gpus: the number of GPUs that a machine must have to run the tier; 0 for none.
+        cases: the cases in the order of the file.
+        locations: the file and the number of each case's table, by case id, for errors.
+        choices: the model pairs that each case's table names, by case id, the preferred one first.
+        licences: the licences of the models, by model pair; a pair without a stated licence isn't
             in it.
-        commands: Lines that explain the `command` of a table, by the file and number of the table.
+        commands: lines that explain the `command` of a table, by the file and number of the table.
     """
 
     name: str
@@ -473,7 +473,7 @@ class Tier:
         """Return the case with an id.
 
         Raises:
-            UnknownNameError: The tier has no such case; the message lists what it has.
+            UnknownNameError: the tier has no such case; the message lists what it has.
         """
         cases = {case.id: case for case in self.cases}
         check_name("case", case_id, cases, f"tier '{self.name}'")
@@ -486,7 +486,7 @@ class Tier:
         else the last one. Without GPUs everything is assumed to fit.
 
         Args:
-            gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
+            gpus_gib: the memory of each of the machine's GPUs; None if it isn't known.
         """
         unmet: dict[str, str] = {}
         if gpus_gib:
@@ -512,7 +512,7 @@ class Tier:
         """Return why a machine can't run some cases, by case id.
 
         Args:
-            gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
+            gpus_gib: the memory of each of the machine's GPUs; None if it isn't known.
         """
         if not self.needs_gpus:
             return {}
@@ -526,7 +526,7 @@ class Tier:
         no GPU it is 0.
 
         Args:
-            gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
+            gpus_gib: the memory of each of the machine's GPUs; None if it isn't known.
         """
         if not self.needs_gpus:
             return 0

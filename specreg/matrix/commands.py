@@ -41,10 +41,10 @@ class TableOfCommand:
     """A command line as keys of `[[cases]]`.
 
     Attributes:
-        keys: The keys and their values.
-        target: The folder or hub id of its model.
-        drafts: The folder or hub id of its draft, by method.
-        notes: Lines about what was left out or changed, and why.
+        keys: the keys and their values.
+        target: the folder or hub id of its model.
+        drafts: the folder or hub id of its draft, by method.
+        notes: lines about what was left out or changed, and why.
     """
 
     keys: Mapping[str, Any]
@@ -65,13 +65,13 @@ def understand_command(
     """Return the command by which somebody starts a server as keys of `[[cases]]`.
 
     Args:
-        text: The command line, which may be that of a container, or a table that names a file with
+        text: the command line, which may be that of a container, or a table that names a file with
             a container; see `ServerFile`.
-        table: The other keys of the table, which may choose the methods.
-        folder: The folder that relative paths start from.
+        table: the other keys of the table, which may choose the methods.
+        folder: the folder that relative paths start from.
 
     Raises:
-        MatrixError: The command can't be read, a case can't have one of its settings, or the
+        MatrixError: the command can't be read, a case can't have one of its settings, or the
             methods that the table names don't include the method of the command.
     """
     commands = {
@@ -124,7 +124,7 @@ def _command_in(container: Container, commands: Mapping[str, ServeCommand]) -> R
     """Return the command line that runs in a container, with the folders of this machine.
 
     Raises:
-        MatrixError: As in `understand_command`.
+        MatrixError: as in `understand_command`.
     """
     words = container.command(commands)
     for_clients = {name: command.for_clients for name, command in commands.items()}
@@ -166,11 +166,11 @@ def _methods_of(table: Mapping[str, object], methods: list[str]) -> list[str]:
     """Return the methods that a table names; those of its command if it names none.
 
     Args:
-        table: The other keys of the table.
+        table: the other keys of the table.
         methods: `none`, and the method of the command if it has one.
 
     Raises:
-        MatrixError: The table doesn't name the method of the command.
+        MatrixError: the table doesn't name the method of the command.
     """
     named_methods = table.get("methods", methods)
     # What isn't a list is refused when the table is decoded.
@@ -204,7 +204,7 @@ def _values_of(command: ReadCommand) -> dict[str, Any]:
     The values for keys of `parallel` are in a table of their own.
 
     Raises:
-        MatrixError: A key can't have the value of its flag.
+        MatrixError: a key can't have the value of its flag.
     """
     kinds = typing.get_type_hints(ServerSpec, include_extras=True)
     for name, kind in typing.get_type_hints(Parallel, include_extras=True).items():
@@ -236,12 +236,12 @@ def _is_over_all(flag: str, words: tuple[str, ...], command: ReadCommand) -> boo
     """Return whether the experts are spread over all GPUs of `parallel.tensor`.
 
     Args:
-        flag: The flag with its value, for the message.
-        words: The value: over how many GPUs they are spread.
-        command: The command line.
+        flag: the flag with its value, for the message.
+        words: the value: over how many GPUs they are spread.
+        command: the command line.
 
     Raises:
-        MatrixError: They are spread over some of the GPUs, which no key of a case can express.
+        MatrixError: they are spread over some of the GPUs, which no key of a case can express.
     """
     gpus = command.values.get(f"{_PARALLEL}tensor", ("1",))
     if words not in {("1",), gpus}:
@@ -260,12 +260,12 @@ def merge_command(
     """Return a table of cases with the keys of its command.
 
     Args:
-        understood: The command as keys.
-        table: The other keys of the table.
-        defaults: The tier's defaults, which a command replaces.
+        understood: the command as keys.
+        table: the other keys of the table.
+        defaults: the tier's defaults, which a command replaces.
 
     Raises:
-        MatrixError: A key of the table contradicts the command.
+        MatrixError: a key of the table contradicts the command.
     """
     merged = {**defaults, **understood.keys}
     for key, value in table.items():
@@ -290,12 +290,12 @@ def _joined(key: str, command_value: Any, value: Any) -> Any:  # noqa: ANN401 - 
     """Return the value of a key with the parts of the command and those of the table.
 
     Args:
-        key: The key.
-        command_value: Its value in the command.
-        value: Its value in the table.
+        key: the key.
+        command_value: its value in the command.
+        value: its value in the table.
 
     Raises:
-        MatrixError: Both have the same flag, or the same name with different values.
+        MatrixError: both have the same flag, or the same name with different values.
     """
     if isinstance(command_value, list) and isinstance(value, list):
         flags = {word.partition("=")[0] for word in command_value if word.startswith("-")}

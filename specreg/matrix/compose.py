@@ -43,12 +43,12 @@ def read_service(documents: Sequence[Any], name: str, place: Path) -> Container:
     """Read a service.
 
     Args:
-        documents: The documents of the file.
-        name: The name of the service.
-        place: The folder of the file.
+        documents: the documents of the file.
+        name: the name of the service.
+        place: the folder of the file.
 
     Raises:
-        MatrixError: It isn't there, or something in it isn't known.
+        MatrixError: it isn't there, or something in it isn't known.
     """
     table = _find_service(documents, name)
     service: _Service = convert_part(table, _Service)
@@ -67,7 +67,7 @@ def _find_service(documents: Sequence[Any], name: str) -> dict[str, Any]:
     """Return the table of a service.
 
     Raises:
-        MatrixError: It isn't there, or a part of it is in another file.
+        MatrixError: it isn't there, or a part of it is in another file.
     """
     services: dict[str, Any] = {}
     for document in documents:
@@ -126,7 +126,7 @@ def _words_in(words: _Words) -> Sequence[str]:
     """Return the words of an entrypoint or a command.
 
     Raises:
-        MatrixError: They can't be told apart, or have a variable without a value.
+        MatrixError: they can't be told apart, or have a variable without a value.
     """
     if not isinstance(words, str):
         return [_written(_text_of(word)) for word in words or []]
@@ -145,7 +145,7 @@ def _written(text: str) -> str:
     """Return a text as Compose reads it.
 
     Raises:
-        MatrixError: It has a variable without a value.
+        MatrixError: it has a variable without a value.
     """
     value, unknown = _replaced(text)
     if unknown:

@@ -38,8 +38,8 @@ class Mount:
     """What is mounted at a path in a container.
 
     Attributes:
-        folder: The folder of this machine; empty if it is none, or isn't known.
-        is_no_folder: What it is instead, such as a volume with a name.
+        folder: the folder of this machine; empty if it is none, or isn't known.
+        is_no_folder: what it is instead, such as a volume with a name.
     """
 
     folder: str = ""
@@ -51,13 +51,13 @@ class Container:
     """A container with a server.
 
     Attributes:
-        image: The image.
-        entrypoint: The words that replace the program of the image; None if it starts its own.
-        arguments: The words after the program.
-        variables: The environment variables.
-        mounts: What is mounted at each path in the container.
-        folder: The working folder in the container; empty for that of the image.
-        notes: Lines about what was left out, and why.
+        image: the image.
+        entrypoint: the words that replace the program of the image; None if it starts its own.
+        arguments: the words after the program.
+        variables: the environment variables.
+        mounts: what is mounted at each path in the container.
+        folder: the working folder in the container; empty for that of the image.
+        notes: lines about what was left out, and why.
     """
 
     image: str
@@ -72,10 +72,10 @@ class Container:
         """Return the words of the command line that runs in the container.
 
         Args:
-            commands: How the servers of each engine are started, by the engine's name.
+            commands: how the servers of each engine are started, by the engine's name.
 
         Raises:
-            MatrixError: A shell runs there, with more than one command.
+            MatrixError: a shell runs there, with more than one command.
         """
         words = [*(self.entrypoint or ()), *self.arguments]
         if words and words[0].rpartition("/")[2] in _SHELLS:
@@ -97,7 +97,7 @@ class Container:
         """Return the folder or hub id of a model that the server in the container loads.
 
         Raises:
-            MatrixError: The model is a folder of the container, and not of this machine.
+            MatrixError: the model is a folder of the container, and not of this machine.
         """
         if not model.startswith(("/", ".")):
             return model
@@ -119,7 +119,7 @@ class Container:
         """Return an argument of the server with the path on this machine, if it has one.
 
         Raises:
-            MatrixError: What is mounted at its path is no folder of this machine.
+            MatrixError: what is mounted at its path is no folder of this machine.
         """
         flag, equals, path = argument.rpartition("=")
         if not path.startswith("/"):
@@ -131,11 +131,11 @@ class Container:
         """Return the path on this machine of a path in the container; None if nothing is mounted.
 
         Args:
-            path: The path.
-            subject: What has it, for the message.
+            path: the path.
+            subject: what has it, for the message.
 
         Raises:
-            MatrixError: What is mounted there is no folder of this machine.
+            MatrixError: what is mounted there is no folder of this machine.
         """
         path = posixpath.normpath(path)
         targets = [
@@ -173,9 +173,9 @@ class Reading:
     """What has been read of a container so far; see `Container`.
 
     Attributes:
-        place: The folder of this machine that relative paths start from.
-        left_out: The names of what has no meaning here.
-        without: Why a variable is left out, by its name.
+        place: the folder of this machine that relative paths start from.
+        left_out: the names of what has no meaning here.
+        without: why a variable is left out, by its name.
     """
 
     place: Path
@@ -190,7 +190,7 @@ class Reading:
         """Add a variable, or replace it; one without a value has it from elsewhere.
 
         Raises:
-            MatrixError: No variable can have the name.
+            MatrixError: no variable can have the name.
         """
         if not _NAME_OF_VARIABLE.fullmatch(name):
             raise MatrixError(f"'{name}': is no name of a variable; write NAME=VALUE")
@@ -216,9 +216,9 @@ class Reading:
         """Add what `docker run` or Compose mounts.
 
         Args:
-            source: A folder of this machine, or the name of a volume; empty if it has none.
-            target: Where.
-            unknown: The part of the source that is replaced elsewhere; empty for none.
+            source: a folder of this machine, or the name of a volume; empty if it has none.
+            target: where.
+            unknown: the part of the source that is replaced elsewhere; empty for none.
         """
         if unknown:
             mount = Mount(is_no_folder=f"'{source}', where '{unknown}' is replaced elsewhere")
@@ -247,7 +247,7 @@ class Reading:
         """Return what has been read.
 
         Raises:
-            MatrixError: A word or a variable can't be passed to any program.
+            MatrixError: a word or a variable can't be passed to any program.
         """
         words = (*(entrypoint or ()), *arguments)
         hide_secrets_of({}, words)
@@ -277,7 +277,7 @@ def convert_part(value: object, kind: Any) -> Any:  # noqa: ANN401 - of any type
     """Return a part of a document as a value of a type. A key without a value isn't there.
 
     Raises:
-        MatrixError: It has another form.
+        MatrixError: it has another form.
     """
     if isinstance(value, dict):
         value = {key: part for key, part in value.items() if part is not None}
@@ -291,7 +291,7 @@ def image_of(image: str) -> str:
     """Return the image of a container.
 
     Raises:
-        MatrixError: It has none.
+        MatrixError: it has none.
     """
     if not image:
         raise MatrixError("has no image; name a container that has one")

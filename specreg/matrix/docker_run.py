@@ -101,11 +101,11 @@ def read_docker_run(text: str, place: Path) -> Container:
     """Read a command line such as `docker run --gpus all vllm/vllm-openai --model …`.
 
     Args:
-        text: The command line; lines may end with a backslash.
-        place: The folder of this machine that relative paths start from.
+        text: the command line; lines may end with a backslash.
+        place: the folder of this machine that relative paths start from.
 
     Raises:
-        MatrixError: It can't be read, or names no image.
+        MatrixError: it can't be read, or names no image.
     """
     check_one_command(text)
     try:
@@ -149,7 +149,7 @@ def _take_flag(words: list[str]) -> tuple[str, str]:
     """Remove a flag of `docker run` from the beginning, and return its long name and its value.
 
     Raises:
-        MatrixError: It isn't known, so that its value can't be told from the image.
+        MatrixError: it isn't known, so that its value can't be told from the image.
     """
     word = words.pop(0)
     if word.startswith("--"):
@@ -180,7 +180,7 @@ def _read_variable(reading: Reading, text: str) -> None:
     """Add the variable of `--env`.
 
     Raises:
-        MatrixError: No variable can have the name.
+        MatrixError: no variable can have the name.
     """
     name, equals, value = text.partition("=")
     is_written = equals and not _OF_A_SHELL.search(value)

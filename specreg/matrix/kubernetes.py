@@ -53,12 +53,12 @@ def read_container(documents: Sequence[Any], name: str, place: Path) -> Containe
     """Read a container of a Pod, or of what makes Pods, such as a Deployment.
 
     Args:
-        documents: The documents of the file.
-        name: The name of the container.
-        place: The folder of the file.
+        documents: the documents of the file.
+        name: the name of the container.
+        place: the folder of the file.
 
     Raises:
-        MatrixError: It isn't there, or something in it isn't known.
+        MatrixError: it isn't there, or something in it isn't known.
     """
     pod, table = _find_container(documents, name)
     container: _Container = convert_part(table, _Container)
@@ -103,7 +103,7 @@ def _find_container(documents: Sequence[Any], name: str) -> tuple[dict[str, Any]
     """Return the only container of this name, after the part of a Pod that it is in.
 
     Raises:
-        MatrixError: There is none, or more than one.
+        MatrixError: there is none, or more than one.
     """
     visited: set[int] = set()
     names: list[str] = []
@@ -123,8 +123,8 @@ def _pods_in(value: object, visited: set[int]) -> Iterator[dict[str, Any]]:
     """Yield each part of a document that has containers, such as a Deployment's template.
 
     Args:
-        value: The document, or a part of it.
-        visited: The parts so far: an alias of YAML stands for the same part again.
+        value: the document, or a part of it.
+        visited: the parts so far: an alias of YAML stands for the same part again.
     """
     if not isinstance(value, dict | list) or id(value) in visited:
         return
@@ -142,7 +142,7 @@ def _words_in(texts: Sequence[str], values: Mapping[str, str]) -> Sequence[str]:
     The variable of a flag that holds a secret stays as it is, because the flag is left out.
 
     Raises:
-        MatrixError: Another variable has no value in the file.
+        MatrixError: another variable has no value in the file.
     """
     words: list[str] = []
     for text in texts:

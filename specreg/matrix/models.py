@@ -53,13 +53,13 @@ def resolve_model(root: Path, reference: str) -> str:
     """Return the absolute path of a model's folder, or a hub id as it is.
 
     Args:
-        root: The root of the repository, which relative folders start from. A folder of `fixtures/`
+        root: the root of the repository, which relative folders start from. A folder of `fixtures/`
             that the repository lacks is taken from specreg's own `fixtures/`, which has the tiny
             models.
-        reference: The folder or the hub id.
+        reference: the folder or the hub id.
 
     Raises:
-        ModelError: The folder is missing or incomplete.
+        ModelError: the folder is missing or incomplete.
     """
     if is_hub_id(reference):
         return reference
@@ -89,8 +89,8 @@ def fetches_elsewhere(spec: ServerSpec, variables: Mapping[str, str]) -> bool:
     """Return whether the engine of a server fetches its models in a way that only it knows.
 
     Args:
-        spec: The server.
-        variables: All environment variables of the server.
+        spec: the server.
+        variables: all environment variables of the server.
     """
     names = [name for name, value in variables.items() if value]
     return any(
@@ -122,7 +122,7 @@ def model_file(reference: str, name: str) -> Path:
     """Return the path of a model's file, which is fetched if it isn't in the hub's cache.
 
     Raises:
-        ModelError: The folder doesn't have the file, or the hub refuses it.
+        ModelError: the folder doesn't have the file, or the hub refuses it.
     """
     folder = Path(reference)
     if not folder.is_dir():
@@ -136,9 +136,9 @@ def config_of(reference: str, revision: str, variables: Mapping[str, str]) -> Ma
     """Return a model's configuration if it is on this machine. Nothing is fetched.
 
     Args:
-        reference: The folder or the hub id.
-        revision: The revision on the hub; empty for the main branch.
-        variables: All environment variables of the server that has the model.
+        reference: the folder or the hub id.
+        revision: the revision on the hub; empty for the main branch.
+        variables: all environment variables of the server that has the model.
 
     Returns:
         The content of its `config.json`; empty if that is missing or can't be read.
@@ -157,7 +157,7 @@ def vocabulary_of(reference: str) -> int:
     """Return how many token ids a model has.
 
     Raises:
-        ModelError: Its configuration is missing, or doesn't have the number.
+        ModelError: its configuration is missing, or doesn't have the number.
     """
     path = model_file(reference, CONFIG)
     try:
@@ -176,7 +176,7 @@ def model_sha256(reference: str) -> str:
     The files are read once per process, because a model that is served must not change.
 
     Raises:
-        ModelError: A file can't be read.
+        ModelError: a file can't be read.
     """
     folder = Path(reference)
     # The name of a widened model has the checksum of its source and its sizes. It is known before
@@ -213,7 +213,7 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
     by `widen_models`.
 
     Raises:
-        ModelError: A folder is missing or incomplete, or can't be made larger; or the padded target
+        ModelError: a folder is missing or incomplete, or can't be made larger; or the padded target
             can't be written.
     """
     if spec.widen is not None:
@@ -232,11 +232,11 @@ def _pad(target: str, layers: int) -> str:
     """Return the folder of a target with identity layers, and make it if need be.
 
     Args:
-        target: The folder of the target.
-        layers: The number of identity layers, which make the target slower and change no token.
+        target: the folder of the target.
+        layers: the number of identity layers, which make the target slower and change no token.
 
     Raises:
-        ModelError: The target isn't a folder, or can't be padded; or the result can't be written.
+        ModelError: the target isn't a folder, or can't be padded; or the result can't be written.
     """
     if is_hub_id(target):
         raise ModelError(f"model '{target}': only a folder can be padded; set padding_layers = 0")
@@ -251,7 +251,7 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
     """Make a server's widened models that aren't in the cache yet.
 
     Raises:
-        ModelError: A folder is missing or incomplete, or can't be widened; or a widened model can't
+        ModelError: a folder is missing or incomplete, or can't be widened; or a widened model can't
             be written.
     """
 
@@ -269,7 +269,7 @@ def widened_folders(root: Path, spec: ServerSpec) -> Iterator[tuple[Path, bool]]
     A folder may not exist yet. Yields nothing if the server's models aren't widened.
 
     Raises:
-        ModelError: As in `widen_models`.
+        ModelError: as in `widen_models`.
     """
     for wide in _wide_models(root, spec):
         yield wide.folder, wide.is_target
@@ -293,11 +293,11 @@ def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
     If several processes need it at the same time, one of them makes it and the others wait.
 
     Args:
-        folder: The folder.
-        write: Writes the content to an empty folder, which is then renamed.
+        folder: the folder.
+        write: writes the content to an empty folder, which is then renamed.
 
     Raises:
-        ModelError: A file can't be written, or as in `write`.
+        ModelError: a file can't be written, or as in `write`.
     """
     try:
         if folder.is_dir():
@@ -319,9 +319,9 @@ class _WideModel(NamedTuple):
     """A widened model, which may not exist yet.
 
     Attributes:
-        source: The folder of the narrow model.
-        shape: The sizes of the wide model.
-        folder: The folder of the wide model.
+        source: the folder of the narrow model.
+        shape: the sizes of the wide model.
+        folder: the folder of the wide model.
         is_target: True for the target, False for the draft.
     """
 
@@ -335,7 +335,7 @@ def _wide_models(root: Path, spec: ServerSpec) -> Iterator[_WideModel]:
     """Yield a server's target and then its draft, if the server's models are widened.
 
     Raises:
-        ModelError: The folder of one of them is missing or incomplete, or can't be widened.
+        ModelError: the folder of one of them is missing or incomplete, or can't be widened.
     """
     if spec.widen is None:
         return

@@ -26,14 +26,14 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     """Return the prompts of a case's dataset, of which the case replays the first ones.
 
     Args:
-        root: The root of the repository, which relative paths start from.
-        case: The case.
+        root: the root of the repository, which relative paths start from.
+        case: the case.
 
     Raises:
-        UnknownNameError: There is no such dataset.
-        DatasetError: The dataset can't be read, has fewer prompts than the case or its drafter
+        UnknownNameError: there is no such dataset.
+        DatasetError: the dataset can't be read, has fewer prompts than the case or its drafter
             needs, or has token ids for a chat or for an engine that takes only text.
-        ModelError: The target isn't available, or has no vocabulary to draw from.
+        ModelError: the target isn't available, or has no vocabulary to draw from.
     """
     target = resolve_model(root, case.server.target)
     dataset = dataset_named(case.request.dataset)
@@ -59,7 +59,7 @@ def files_sha256(root: Path, case: Case) -> str:
     """Return the checksums of a case's prompts and of the files of its models.
 
     Raises:
-        SpecregError: The models or the prompts of the case can't be read.
+        SpecregError: the models or the prompts of the case can't be read.
     """
     spec = case.server
     models = [resolve_model(root, name) for name in (spec.target, spec.draft) if name]
@@ -71,7 +71,7 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
     """Check that a case can send its prompts, if they are token ids or texts to continue.
 
     Raises:
-        DatasetError: The case is a chat, or its engine takes only text, or can't end an answer at
+        DatasetError: the case is a chat, or its engine takes only text, or can't end an answer at
             the texts of the dataset.
     """
     if dataset_named(case.request.dataset).stops:
@@ -106,8 +106,8 @@ def check_contexts(root: Path, cases: Iterable[Case]) -> None:
     too long.
 
     Raises:
-        UnknownNameError: A case has a dataset that doesn't exist.
-        DatasetError: A prompt doesn't fit, or the prompts of a case can't be replayed.
+        UnknownNameError: a case has a dataset that doesn't exist.
+        DatasetError: a prompt doesn't fit, or the prompts of a case can't be replayed.
     """
     for case in cases:
         # A model that isn't available is reported by the tests of the case.
@@ -121,7 +121,7 @@ def check_drafts(root: Path, cases: Iterable[Case]) -> None:
     If that isn't available, the draft isn't checked, and its server refuses what it can't take.
 
     Raises:
-        UnsupportedError: An engine would refuse a draft.
+        UnsupportedError: an engine would refuse a draft.
     """
     for spec in dict.fromkeys(case.server for case in cases if case.server.draft is not None):
         read_config = functools.partial(_draft_config, root, spec)
@@ -169,9 +169,9 @@ def _overlong(
     """Return the prompts that don't fit into a case's context.
 
     Args:
-        case: The case.
-        prompts: The prompts to check.
-        count: Counts the tokens of a text.
+        case: the case.
+        prompts: the prompts to check.
+        count: counts the tokens of a text.
 
     Returns:
         By prompt, the tokens that it needs with all its replies.
@@ -194,7 +194,7 @@ def count_tokens(target: str, text: str) -> int:
     """Return how many tokens the target's tokenizer makes of a text.
 
     Raises:
-        ModelError: The library of tokenizers is missing, or the target's tokenizer can't be read.
+        ModelError: the library of tokenizers is missing, or the target's tokenizer can't be read.
     """
     return len(_tokenizer(target).encode(text, add_special_tokens=False).ids)
 

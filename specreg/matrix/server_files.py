@@ -33,9 +33,9 @@ class ServerFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A file that starts a server, and which of its containers that is.
 
     Attributes:
-        file: The path, relative to the folder of the tier.
-        service: The service of a Compose file.
-        container: The container of a Pod, or of what makes Pods, such as a Deployment.
+        file: the path, relative to the folder of the tier.
+        service: the service of a Compose file.
+        container: the container of a Pod, or of what makes Pods, such as a Deployment.
     """
 
     file: str
@@ -52,7 +52,7 @@ def server_file_of(table: object) -> ServerFile:
     """Return what a table of TOML says of a file that starts a server.
 
     Raises:
-        MatrixError: It isn't such a table, or names neither a service nor a container, or both.
+        MatrixError: it isn't such a table, or names neither a service nor a container, or both.
     """
     try:
         server_file = msgspec.convert(table, ServerFile)
@@ -73,11 +73,11 @@ def read_server_file(server_file: ServerFile, folder: Path) -> Container:
     """Read the container of a file of Compose or Kubernetes.
 
     Args:
-        server_file: The file and its container.
-        folder: The folder of the tier.
+        server_file: the file and its container.
+        folder: the folder of the tier.
 
     Raises:
-        MatrixError: The file can't be read, has no such container, or something in it isn't known.
+        MatrixError: the file can't be read, has no such container, or something in it isn't known.
     """
     path = folder / server_file.file
     documents = _load_documents(path)
@@ -90,7 +90,7 @@ def _load_documents(path: Path) -> Sequence[Any]:
     """Return the documents of a file of YAML or JSON.
 
     Raises:
-        MatrixError: It can't be read.
+        MatrixError: it can't be read.
     """
     unreadable: tuple[type[Exception], ...] = (OSError, *UNREADABLE, ValueError)
     try:

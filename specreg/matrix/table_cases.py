@@ -35,19 +35,19 @@ def cases_of(
     """Yield the cases of a table, without their controls.
 
     Args:
-        keys: The table as the file has it, with the tier's defaults.
-        table: Those of its keys that a case has in another form.
-        pairs: The model pairs by name.
+        keys: the table as the file has it, with the tier's defaults.
+        table: those of its keys that a case has in another form.
+        pairs: the model pairs by name.
         on_gpu: True if the servers run on GPUs.
 
     Raises:
-        UnknownNameError: An engine, method, dataset, model pair or reply doesn't exist, or a pair
+        UnknownNameError: an engine, method, dataset, model pair or reply doesn't exist, or a pair
             has no draft for a method.
-        UnsupportedError: The engine doesn't have one of the settings.
-        MatrixError: A value has the wrong type, or keys of the table exclude each other, or the
+        UnsupportedError: the engine doesn't have one of the settings.
+        MatrixError: a value has the wrong type, or keys of the table exclude each other, or the
             engine can't keep to the acceptance that the table pins.
         DatasetError: `random-N` has more digits than allowed.
-        SpecregError: The variant has other characters than a name may have, or too many.
+        SpecregError: the variant has other characters than a name may have, or too many.
     """
     check_loads(table)
     limits = {"ttft_ms": table.ttft_limit_ms, "tpot_ms": table.tpot_limit_ms}
@@ -71,7 +71,7 @@ def _servers_of(
     """Yield what distinguishes the servers of a table, as fields of a server.
 
     Raises:
-        UnknownNameError: The engine, a method or a model pair doesn't exist, or a pair has no draft
+        UnknownNameError: the engine, a method or a model pair doesn't exist, or a pair has no draft
             for a method.
     """
     engine = engine_named(table.engine)
@@ -93,12 +93,12 @@ def _models_of(name: str, pair: ModelsTable, method: str) -> Mapping[str, object
     """Return what a server has of its model pair, as fields of the server.
 
     Args:
-        name: The name of the pair.
-        pair: The pair.
-        method: The method of the server, which may need a draft.
+        name: the name of the pair.
+        pair: the pair.
+        method: the method of the server, which may need a draft.
 
     Raises:
-        UnknownNameError: The pair has no draft for the method.
+        UnknownNameError: the pair has no draft for the method.
     """
     draft = None
     draft_revision = ""
@@ -134,8 +134,8 @@ def _completed(spec: ServerSpec) -> ServerSpec:
     """Return the server of a table without the settings that its method doesn't use.
 
     Raises:
-        UnsupportedError: The engine doesn't have one of the settings.
-        MatrixError: The tree and the method don't fit together, or the settings of the speculation
+        UnsupportedError: the engine doesn't have one of the settings.
+        MatrixError: the tree and the method don't fit together, or the settings of the speculation
             make it another method.
     """
     if not METHODS[spec.method].needs_draft:
@@ -156,7 +156,7 @@ def _check_speculation(spec: ServerSpec) -> None:
     """Check that the further keys of a speculation don't turn its method into another one.
 
     Raises:
-        MatrixError: The keys do that.
+        MatrixError: the keys do that.
     """
     engine = engine_named(spec.engine)
     settings = engine.canonical_speculation(engine.rendered_speculation(spec, spec.draft))
@@ -172,12 +172,12 @@ def check_tree(tree: Tree | None, method: str, depth: int) -> None:
     """Check that a method that drafts trees has a valid tree, and that other methods have none.
 
     Args:
-        tree: The tree; None without one.
-        method: The name of the method.
-        depth: The most drafts that a step can accept, which is the depth of the tree.
+        tree: the tree; None without one.
+        method: the name of the method.
+        depth: the most drafts that a step can accept, which is the depth of the tree.
 
     Raises:
-        MatrixError: The tree is missing, needless, or has an impossible number of drafted tokens.
+        MatrixError: the tree is missing, needless, or has an impossible number of drafted tokens.
     """
     if METHODS[method].drafts_trees != (tree is not None):
         setting = "no tree"
@@ -205,11 +205,11 @@ def check_pinned(case: Case, *, on_gpu: bool) -> None:
     """Check that the engine can keep to the acceptance that a case pins.
 
     Args:
-        case: The case, which may pin nothing.
+        case: the case, which may pin nothing.
         on_gpu: True if the server runs on a GPU.
 
     Raises:
-        MatrixError: The engine can't keep to it, or the length or another setting of the case is
+        MatrixError: the engine can't keep to it, or the length or another setting of the case is
             wrong.
     """
     spec = case.server

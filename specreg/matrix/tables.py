@@ -217,8 +217,8 @@ def load_file(path: Path, kind: type[_TableT]) -> _TableT:
     """Return the decoded document of a file.
 
     Raises:
-        UnknownNameError: It has a key that doesn't exist.
-        MatrixError: It can't be read or decoded.
+        UnknownNameError: it has a key that doesn't exist.
+        MatrixError: it can't be read or decoded.
     """
     with located_errors(f"tier file '{path}'"):
         try:
@@ -250,11 +250,11 @@ def _check_values(value: object, key: str = "$") -> None:
     not be read again.
 
     Args:
-        value: A document, or a part of it.
-        key: The key of the part in the document, for the message.
+        value: a document, or a part of it.
+        key: the key of the part in the document, for the message.
 
     Raises:
-        MatrixError: A value isn't as it must be.
+        MatrixError: a value isn't as it must be.
     """
     if isinstance(value, dict):
         for name, part in value.items():
@@ -274,8 +274,8 @@ def convert(document: object, kind: type[_TableT]) -> _TableT:
     """Return a document as a value of a type.
 
     Raises:
-        UnknownNameError: It has a key that doesn't exist.
-        MatrixError: A value has the wrong type, or is out of range.
+        UnknownNameError: it has a key that doesn't exist.
+        MatrixError: a value has the wrong type, or is out of range.
     """
     # msgspec ignores keys that a type doesn't have. In a tier's file most of them are misspelt.
     if isinstance(document, dict):
@@ -289,7 +289,7 @@ def convert_case(row: Mapping[str, object]) -> Case:
     """Return the case whose fields are the keys of a row.
 
     Raises:
-        MatrixError: A value has the wrong type, or is out of range.
+        MatrixError: a value has the wrong type, or is out of range.
     """
     # Each part takes its own fields of the row.
     return _decoded(dict.fromkeys(CASE_PARTS, row), Case)
@@ -311,10 +311,10 @@ def model_pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, Models
     """Return the model pairs of a file, by name.
 
     Raises:
-        UnknownNameError: A pair has a key that doesn't exist, a draft for a method that takes none,
+        UnknownNameError: a pair has a key that doesn't exist, a draft for a method that takes none,
             or the memory or revision of a draft that it doesn't have.
-        SpecregError: The name of a pair has other characters than a name may have, or too many.
-        MatrixError: The name of a pair ends like the name of a second launch, or its table can't be
+        SpecregError: the name of a pair has other characters than a name may have, or too many.
+        MatrixError: the name of a pair ends like the name of a second launch, or its table can't be
             decoded or contradicts itself.
     """
     pairs = {}
@@ -348,7 +348,7 @@ def _check_revision(reference: str, revision: str) -> None:
     """Check that a model with a revision is on the hub.
 
     Raises:
-        MatrixError: The model is a folder.
+        MatrixError: the model is a folder.
     """
     if revision and not is_hub_id(reference):
         raise MatrixError(
@@ -361,7 +361,7 @@ def _check_reference(reference: str) -> None:
     """Check that the text that names a model can be a path, and can be shown.
 
     Raises:
-        MatrixError: The text is empty, too long or not plain.
+        MatrixError: the text is empty, too long or not plain.
     """
     # A longer path would raise an OSError wherever the folder is looked up.
     parts = reference.split("/")
@@ -380,8 +380,8 @@ def check_ending(kind: str, name: str) -> None:
     """Check that a name may end the name of a server.
 
     Raises:
-        SpecregError: The name has other characters than a name may have, or too many.
-        MatrixError: It ends like the name of a second launch, such as `launch2`.
+        SpecregError: the name has other characters than a name may have, or too many.
+        MatrixError: it ends like the name of a second launch, such as `launch2`.
     """
     check_spelling(kind, name)
     if _LAUNCH_SUFFIX.search(f"-{name}"):
@@ -393,7 +393,7 @@ def check_loads(table: CasesTable) -> None:
     """Check that a table has one kind of load, and arrivals of that kind.
 
     Raises:
-        MatrixError: The table has both kinds or none, or `arrivals` that don't fit the load.
+        MatrixError: the table has both kinds or none, or `arrivals` that don't fit the load.
     """
     is_closed = bool(table.concurrency)
     is_open = bool(table.requests_per_s)
@@ -414,12 +414,12 @@ def check_table(table: CasesTable, case: Case) -> None:
     """Check the names of a table's variables, and that none of its keys exclude each other.
 
     Args:
-        table: The table.
-        case: One of its cases. All have the same values for the keys that aren't multiplied.
+        table: the table.
+        case: one of its cases. All have the same values for the keys that aren't multiplied.
 
     Raises:
-        SpecregError: The variant has other characters than a name may have, or too many.
-        MatrixError: Some keys exclude each other, `engine_env` has a name that no variable can
+        SpecregError: the variant has other characters than a name may have, or too many.
+        MatrixError: some keys exclude each other, `engine_env` has a name that no variable can
             have, or the variant ends like the name of a second launch.
     """
     for name in table.engine_env:
@@ -445,7 +445,7 @@ def _check_pinning(table: CasesTable, length_tokens: float | None) -> None:
     """Check that a table has a pinned length if, and only if, it pins the acceptance.
 
     Raises:
-        MatrixError: Only one of the two keys is there.
+        MatrixError: only one of the two keys is there.
     """
     is_pinned = table.acceptance == "pinned"
     has_length = length_tokens is not None
@@ -463,7 +463,7 @@ def _check_sampling(request: Request) -> None:
     """Check that requests whose answers are greedy don't limit the tokens to draw from.
 
     Raises:
-        MatrixError: They have `top_p` or `top_k` without a temperature.
+        MatrixError: they have `top_p` or `top_k` without a temperature.
     """
     cuts = []
     if request.top_p < 1:
@@ -481,7 +481,7 @@ def _check_load(table: CasesTable, case: Case) -> None:
     """Check that a case has enough prompts and sequences for its load.
 
     Raises:
-        MatrixError: It has too few prompts or sequences, or `burstiness` that doesn't fit the load.
+        MatrixError: it has too few prompts or sequences, or `burstiness` that doesn't fit the load.
     """
     in_flight = max(table.concurrency, default=0)
     if in_flight > case.server.max_sequences:
@@ -504,7 +504,7 @@ def _check_parallel(parallel: Parallel) -> None:
     """Check that a server on several nodes is one copy with the same number of GPUs on each.
 
     Raises:
-        MatrixError: The server has several copies, or another number of GPUs on one of the nodes.
+        MatrixError: the server has several copies, or another number of GPUs on one of the nodes.
     """
     if parallel.nodes > 1 and (parallel.data > 1 or parallel.gpus % parallel.nodes):
         raise MatrixError(
@@ -518,7 +518,7 @@ def _check_thinking(request: Request) -> None:
     """Check that a chat template can switch thinking, and that nothing else switches it.
 
     Raises:
-        MatrixError: The requests aren't a chat, or `chat_template_args` has the switch too.
+        MatrixError: the requests aren't a chat, or `chat_template_args` has the switch too.
     """
     if request.form is not Form.CHAT:
         message = (

@@ -38,15 +38,15 @@ def load_tier(folder: Path, name: str) -> Tier:
     relative to the folder. A pair of the file replaces a shared pair of the same name.
 
     Args:
-        folder: The folder of the tiers.
-        name: The name of the file, without its suffix.
+        folder: the folder of the tiers.
+        name: the name of the file, without its suffix.
 
     Raises:
-        UnknownNameError: A tier, key, engine, method, dataset or model pair doesn't exist. The
+        UnknownNameError: a tier, key, engine, method, dataset or model pair doesn't exist. The
             message lists those that do.
-        UnsupportedError: An engine doesn't have one of the settings.
-        MatrixError: The folder doesn't exist, or a file can't be decoded or is contradictory.
-        SpecregError: A name has other characters than a name may have, or too many.
+        UnsupportedError: an engine doesn't have one of the settings.
+        MatrixError: the folder doesn't exist, or a file can't be decoded or is contradictory.
+        SpecregError: a name has other characters than a name may have, or too many.
         DatasetError: `random-N` has more digits than allowed.
     """
     # Unlike Path's method, this returns False instead of raising for a name that is too long.
@@ -95,11 +95,11 @@ class _Listing:
     """Collects the cases of a tier, and checks that their ids differ.
 
     Attributes:
-        cases: The cases so far.
-        locations: The file and the number of each case's table, by case id.
-        choices: The model pairs that each case's table names, by case id.
-        _pairs_by_server: The model pair of each server, by the server's id.
-        _folded_ids: The case ids, by the id in lower case.
+        cases: the cases so far.
+        locations: the file and the number of each case's table, by case id.
+        choices: the model pairs that each case's table names, by case id.
+        _pairs_by_server: the model pair of each server, by the server's id.
+        _folded_ids: the case ids, by the id in lower case.
     """
 
     def __init__(self) -> None:
@@ -113,8 +113,8 @@ class _Listing:
         """Add the next case.
 
         Raises:
-            SpecregError: Its id has other characters than a name may have, or too many.
-            MatrixError: Its id or the id of its server is taken, or there are too many cases.
+            SpecregError: its id has other characters than a name may have, or too many.
+            MatrixError: its id or the id of its server is taken, or there are too many cases.
         """
         check_spelling("case", case.id, MAX_CASE_CHARACTERS)
         if case.id in self.locations:
@@ -148,7 +148,7 @@ class _Listing:
         The workers of pytest-xdist also find the group of a test by `ID-` in its name.
 
         Raises:
-            MatrixError: The id of a case is a part of the id of another one.
+            MatrixError: the id of a case is a part of the id of another one.
         """
         all_ids = "\n".join(f"{folded_id}-" for folded_id in self._folded_ids)
         for folded_id, case_id in self._folded_ids.items():
@@ -176,7 +176,7 @@ def _table_of_keys(document: object, defaults: Mapping[str, Any]) -> dict[str, A
     """Return the keys of a table that has no command, with the tier's defaults.
 
     Raises:
-        MatrixError: The document isn't a table, or the defaults have a command.
+        MatrixError: the document isn't a table, or the defaults have a command.
     """
     if not isinstance(document, dict):
         return convert(document, dict)
@@ -196,15 +196,15 @@ def _table_of_command(
     Its model pair is a pair with the same models, or else a new one, which is added to `pairs`.
 
     Args:
-        document: The table.
-        defaults: The tier's defaults.
-        pairs: The model pairs by name.
-        folder: The folder of the tier.
+        document: the table.
+        defaults: the tier's defaults.
+        pairs: the model pairs by name.
+        folder: the folder of the tier.
 
     Raises:
-        MatrixError: The command can't be read, or contradicts a key or a model pair, or the name of
+        MatrixError: the command can't be read, or contradicts a key or a model pair, or the name of
             a new pair ends like the name of a second launch.
-        SpecregError: The name of a new pair has other characters than a name may have, or too many.
+        SpecregError: the name of a new pair has other characters than a name may have, or too many.
     """
     # Read the command.
     table = dict(document)
@@ -240,11 +240,11 @@ def _with_controls(listing: _Listing, *, on_gpu: bool) -> Iterator[Case]:
     A case gets a control only if the tier also has a case whose server is that control.
 
     Args:
-        listing: The cases of the tier.
+        listing: the cases of the tier.
         on_gpu: True if the servers run on GPUs. Then case and control share the memory.
 
     Raises:
-        MatrixError: A server takes so much of a GPU's memory that its control doesn't fit.
+        MatrixError: a server takes so much of a GPU's memory that its control doesn't fit.
     """
     plain_servers = {case.server for case in listing.cases if not case.speculates}
     for case in listing.cases:

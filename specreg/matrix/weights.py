@@ -102,8 +102,8 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
         layers: how many layers to append.
 
     Raises:
-        ModelError: The source isn't such a model.
-        OSError: The files can't be written.
+        ModelError: the source isn't such a model.
+        OSError: the files can't be written.
     """
     config, tensors = _read_model(source)
     try:
@@ -151,7 +151,7 @@ def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
     """Read the configuration of a model folder, and its weights from one file in bfloat16.
 
     Raises:
-        ModelError: It isn't such a folder.
+        ModelError: it isn't such a folder.
     """
     try:
         config = json.loads(read_regular(source / CONFIG, MIB))
@@ -185,7 +185,7 @@ def read_tensors(path: Path) -> dict[str, Bits]:
     """Read the tensors of a file, by name.
 
     Raises:
-        OSError: The file can't be read.
+        OSError: the file can't be read.
         ValueError, LookupError, TypeError, AttributeError, RecursionError: It isn't of the format,
             or a tensor isn't in bfloat16.
     """
@@ -212,7 +212,7 @@ def write_tensors(tensors: Mapping[str, Bits], path: Path) -> None:
     """Write tensors in bfloat16 to a file.
 
     Raises:
-        OSError: The file can't be written.
+        OSError: the file can't be written.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -322,7 +322,7 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
     """Check that a model can be widened to a shape.
 
     Raises:
-        ValueError: It can't.
+        ValueError: it can't.
         LookupError, TypeError: A number of the configuration is missing, or isn't a number.
     """
     growth = {
@@ -395,8 +395,8 @@ def _widened_norm(narrow: Bits | None, length: int) -> Bits:
     """Return the weights of a norm over a wider stream, scaled so that its output stays the same.
 
     Args:
-        narrow: The weights of the narrow norm; None in a layer that adds nothing.
-        length: The width of the wider stream.
+        narrow: the weights of the narrow norm; None in a layer that adds nothing.
+        length: the width of the wider stream.
     """
     weights = np.ones(length, np.float32)
     if narrow is not None:
@@ -422,8 +422,8 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
         folder: the folder to write to.
 
     Raises:
-        ModelError: The source can't be widened to that shape.
-        OSError: The files can't be written.
+        ModelError: the source can't be widened to that shape.
+        OSError: the files can't be written.
     """
     config, narrow = _read_model(source)
     try:

@@ -88,8 +88,8 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Arrange the tests of a session.
 
     Raises:
-        SpecregError: A case can't be measured as it is.
-        pytest.exit.Exception: A baseline can't be read.
+        SpecregError: a case can't be measured as it is.
+        pytest.exit.Exception: a baseline can't be read.
     """
     context = config.stash[CONTEXT]
     only_lists = bool(config.getoption("collectonly"))
@@ -173,9 +173,9 @@ def _keep_shard(
     Tests that aren't the suite's run with the first shard.
 
     Args:
-        config: The configuration of pytest.
-        items: The collected tests, which lose those of other shards.
-        part: The number of the shard, and the number of shards. Shards are numbered from 1; the
+        config: the configuration of pytest.
+        items: the collected tests, which lose those of other shards.
+        part: the number of the shard, and the number of shards. Shards are numbered from 1; the
             number 0 only lists them, so all tests are deselected. If the number of shards is 0,
             there is one for each server group.
 
@@ -226,8 +226,8 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
     """Check that the selected cases can be measured, before any server starts.
 
     Raises:
-        SpecregError: A case can't be measured as it is.
-        pytest.exit.Exception: A baseline can't be read.
+        SpecregError: a case can't be measured as it is.
+        pytest.exit.Exception: a baseline can't be read.
     """
     if not items:
         return

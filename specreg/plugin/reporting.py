@@ -102,10 +102,10 @@ def _report_errors(
     """Show errors of specreg, and note the case that couldn't be judged because of them.
 
     Args:
-        item: The test that raised the errors.
-        report: The report of the phase in which it raised them.
-        errors: All errors.
-        decisive_error: The error that gives the verdict its reason.
+        item: the test that raised the errors.
+        report: the report of the phase in which it raised them.
+        errors: all errors.
+        decisive_error: the error that gives the verdict its reason.
     """
     head = decisive_error.head
     message = "\n".join(dict.fromkeys(map(str, errors)))

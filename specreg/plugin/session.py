@@ -94,7 +94,7 @@ def _options_of(config: pytest.Config) -> Options:
     """Return the options of this process, which may measure only a part of the run.
 
     Raises:
-        SpecregError: The options can't be combined with those of pytest-xdist.
+        SpecregError: the options can't be combined with those of pytest-xdist.
     """
     options = read_options(config)
     if has_workers(config) and options.shard:
@@ -139,8 +139,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Stop if a signal came, and fail the test if the models of its case can't be fetched.
 
     Raises:
-        KeyboardInterrupt: A signal came.
-        SpecregError: The models of the test's case can't be fetched.
+        KeyboardInterrupt: a signal came.
+        SpecregError: the models of the test's case can't be fetched.
     """
     item.config.stash[PROGRESS].leave_line()
     # Python drops an exception that is raised in a finalizer, so an interrupt may have been lost.
@@ -167,7 +167,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     """End the run, write its documents, and set the exit status of its verdicts.
 
     Raises:
-        KeyboardInterrupt: The user interrupted the run a second time.
+        KeyboardInterrupt: the user interrupted the run a second time.
     """
     config = session.config
     notes = config.stash[NOTES]

@@ -32,11 +32,11 @@ class SessionNotes:
     """What the hooks learn about the session, apart from verdicts.
 
     Attributes:
-        lines: Extra lines for the summary.
-        refusal: Why the session ends before it measures anything; None if it doesn't.
+        lines: extra lines for the summary.
+        refusal: why the session ends before it measures anything; None if it doesn't.
         is_wanted: True if tests of the suite are selected.
         failed_otherwise: True if a test failed for another reason than its verdict.
-        shown_errors: The first lines of the errors that were shown in full.
+        shown_errors: the first lines of the errors that were shown in full.
         has_nothing_to_run: True if `--specreg-shard` deselects all tests: the shard is empty, or
             the shards are only listed.
     """
@@ -71,10 +71,10 @@ class SessionEnd:
     """The results of the session that the terminal summary shows.
 
     Attributes:
-        result: The result of the run.
-        report: The report of the run; None if it has no verdicts and wasn't meant to judge, or if
+        result: the result of the run.
+        report: the report of the run; None if it has no verdicts and wasn't meant to judge, or if
             the report can't be made.
-        failure_blocks: A block of text for each failed case, by case id; empty if pytest shows each
+        failure_blocks: a block of text for each failed case, by case id; empty if pytest shows each
             failed test instead.
     """
 

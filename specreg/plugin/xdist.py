@@ -92,8 +92,8 @@ def judge_workers(
     """End the workers, and judge what they measured.
 
     Args:
-        session: The session of the controller.
-        context: The run.
+        session: the session of the controller.
+        context: the run.
         cut_short: True if the run ended early, so that missing measurements are no fault.
 
     Returns:
@@ -101,7 +101,7 @@ def judge_workers(
         none of them began to measure.
 
     Raises:
-        SpecregError: A file of a worker can't be read.
+        SpecregError: a file of a worker can't be read.
     """
     controller = session.config.pluginmanager.getplugin("dsession")
     if controller is None:

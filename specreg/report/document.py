@@ -61,7 +61,7 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a gate, or one of two runs side by side.
 
     Attributes:
-        name: A or B.
+        name: a or B.
         text: the side as it was typed on the command line; for one of two runs, the name of the run
             and its environment.
         overrides: the settings that differ from those of the tier, as KEY=VALUE.
@@ -294,9 +294,9 @@ def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures |
     Without the version, the command would measure a newer version as soon as specreg prefers it.
 
     Args:
-        case_id: The case.
-        options: The options of the run.
-        figures: What the run measured; None if it measured nothing.
+        case_id: the case.
+        options: the options of the run.
+        figures: what the run measured; None if it measured nothing.
     """
     names_engine = any(option.startswith(_NAME_THE_ENGINE) for option in options)
     if figures is not None and not names_engine:

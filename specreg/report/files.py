@@ -22,7 +22,7 @@ def record_document(path: Path, content: object) -> None:
     """Write a document as indented JSON, whole or not at all.
 
     Raises:
-        ReportError: The file can't be written.
+        ReportError: the file can't be written.
     """
     encoded = msgspec.json.encode(readable_values(content))
     write_whole(path, msgspec.json.format(encoded, indent=1) + b"\n")
@@ -38,7 +38,7 @@ def write_in(folder: Path, name: str, content: bytes) -> Path:
         content: what the file shall contain.
 
     Raises:
-        ReportError: The file would be outside the folder, or it can't be written.
+        ReportError: the file would be outside the folder, or it can't be written.
     """
     try:
         return write_below(folder, name, content)
@@ -52,7 +52,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all.
 
     Raises:
-        ReportError: The file can't be written.
+        ReportError: the file can't be written.
     """
     try:
         replace_file(path, content)
@@ -74,7 +74,7 @@ def load_report(path: Path) -> Report:
     sides, so that a reader who copies a command starts no program that the document names.
 
     Raises:
-        ReportError: The file is missing, can't be read, or doesn't have the form of a report.
+        ReportError: the file is missing, can't be read, or doesn't have the form of a report.
     """
     try:
         report = _decode(read_received(path.parent, path.name, _MAX_BYTES))
@@ -93,7 +93,7 @@ def load_run_report(path: Path) -> RunReport:
     """Load the report of a run, as `load_report` does.
 
     Raises:
-        ReportError: As for `load_report`, or the report has two sides.
+        ReportError: as for `load_report`, or the report has two sides.
     """
     report = load_report(path)
     if isinstance(report, ComparedReport):

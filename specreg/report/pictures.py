@@ -70,7 +70,7 @@ def render_bitmaps(report: Report) -> Mapping[str, bytes]:
     """Return the pictures of a report as PNG, twice as large, by the paths of their files.
 
     Raises:
-        ReportError: The package that draws them isn't installed, or the machine has no font.
+        ReportError: the package that draws them isn't installed, or the machine has no font.
     """
     try:
         from resvg_py import svg_to_bytes  # noqa: PLC0415 - an extra

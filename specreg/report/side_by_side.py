@@ -36,7 +36,7 @@ def side_by_side(a: RunReport, b: RunReport) -> ComparedReport:
     if it is a speed or a power and the machines are of different kinds.
 
     Raises:
-        ReportError: The runs have no case in common.
+        ReportError: the runs have no case in common.
     """
     # Find the cases that both runs have.
     cases_of_a = {case.case_id: case for case in a.cases}

@@ -53,7 +53,7 @@ def with_controls_attached(tier: Tier, *, has_control: bool) -> Tier:
     """Return a tier whose cases have the controls that are attached to.
 
     Args:
-        tier: The tier.
+        tier: the tier.
         has_control: True if a server without speculation is attached to as well. It is the control
             of each case, also if the tier has no case that it measures.
     """
@@ -68,15 +68,15 @@ def check_attached(cases: Collection[Case], provision: Provision, *, root: Path)
     """Check that the attached servers can measure the cases, as far as they report their settings.
 
     Args:
-        cases: The cases.
-        provision: The addresses of the servers.
-        root: The root of the repository, which relative model paths start from.
+        cases: the cases.
+        provision: the addresses of the servers.
+        root: the root of the repository, which relative model paths start from.
 
     Raises:
-        AttachError: The cases need more servers, a server isn't the one that they need, or no
+        AttachError: the cases need more servers, a server isn't the one that they need, or no
             server answers at an address.
-        UnsupportedError: As in `check_version`.
-        ModelError: The models of the cases aren't available.
+        UnsupportedError: as in `check_version`.
+        ModelError: the models of the cases aren't available.
     """
     ids_by_address: dict[Address, set[str]] = {}
     for case in cases:
@@ -101,16 +101,16 @@ def attach_server(
     """Return the server at an address once it has generated a token.
 
     Args:
-        spec: The settings that the server must have.
-        address: Where it answers.
-        root: The root of the repository, which relative model paths start from.
-        ready_within_s: How long it may take to generate a token, in seconds; more than 60 counts
+        spec: the settings that the server must have.
+        address: where it answers.
+        root: the root of the repository, which relative model paths start from.
+        ready_within_s: how long it may take to generate a token, in seconds; more than 60 counts
             as 60.
 
     Raises:
-        AttachError: No server answers there, it isn't the one that the case needs, it
+        AttachError: no server answers there, it isn't the one that the case needs, it
             generates no token, or its counters are missing.
-        ModelError: The models aren't available.
+        ModelError: the models aren't available.
     """
     identity = _identify_expected(spec, address, root)
     target, draft = served_models(root, spec)
@@ -152,7 +152,7 @@ def _first_probe(server: Server, form: Form, timeout_s: float) -> tuple[Server, 
         The server without the values that it refuses, and whether it generated a token.
 
     Raises:
-        ServerRefusedError: It refuses the prompt for another reason.
+        ServerRefusedError: it refuses the prompt for another reason.
     """
     try:
         return server, send_probe(server, timeout_s=timeout_s, form=form)
@@ -178,7 +178,7 @@ def _check_counted(server: Server, probe: ProbeResult) -> None:
     """Check that the tokens of an answer can be counted.
 
     Raises:
-        AttachError: Its text came without what its tokens are counted by.
+        AttachError: its text came without what its tokens are counted by.
     """
     if not probe.has_uncounted_text:
         return
@@ -195,7 +195,7 @@ def _check_counters(server: Server) -> None:
     """Check that a server that should speculate has the counters of its engine.
 
     Raises:
-        AttachError: The counters are missing, can't be read, or come from replicas that can't be
+        AttachError: the counters are missing, can't be read, or come from replicas that can't be
             told apart.
     """
     if server.spec.method == "none":
@@ -216,7 +216,7 @@ def _check_replica(server: Server, page: str) -> Mapping[str, str]:
         The births of the replica's counters, as `_births_of` does.
 
     Raises:
-        AttachError: As in `_check_counters`.
+        AttachError: as in `_check_counters`.
     """
     wire_format = server.engine.wire_format
     subject = f"{_named(server.address)}: its counters at {page}"
@@ -264,8 +264,8 @@ def _advice_on(error: AnswerError, address: Address) -> str:
     """Return what to do about an answer that comes from a gateway; empty if it may be a server's.
 
     Args:
-        error: The answer.
-        address: The address that it came from.
+        error: the answer.
+        address: the address that it came from.
     """
     if error.status in _KEY_STATUSES:
         if address.token_env:
@@ -283,8 +283,8 @@ def _identify_expected(spec: ServerSpec, address: Address, root: Path) -> Identi
     """Return the identity of the server at an address, and check it against a case's settings.
 
     Raises:
-        AttachError: No server answers there, or one with other settings.
-        ModelError: The models aren't available.
+        AttachError: no server answers there, or one with other settings.
+        ModelError: the models aren't available.
     """
     engine = engine_named(spec.engine)
     subject = _named(address)

@@ -34,8 +34,8 @@ class MissingTool:
     """A tool that an engine needs and that isn't installed.
 
     Attributes:
-        name: The name of the tool.
-        advice: What to do about it.
+        name: the name of the tool.
+        advice: what to do about it.
     """
 
     name: str
@@ -48,8 +48,8 @@ def missing_tools(
     """Yield the tools that an engine needs for compiling, and that aren't installed.
 
     Args:
-        python: The interpreter of the engine's environment, or the one that will make it.
-        variables: The environment variables of the server.
+        python: the interpreter of the engine's environment, or the one that will make it.
+        variables: the environment variables of the server.
         compiles_kernels: True if the engine compiles kernels with nvcc and ninja.
         is_installed: True if the environment is there. If it isn't, the engine's packages will
             bring ninja, and nvcc unless a variable names a toolkit.
@@ -99,9 +99,9 @@ def _has_program(named: str, usual: Sequence[str], path: str) -> bool:
     """Return whether one of the programs is on PATH.
 
     Args:
-        named: The command that a variable such as CC holds; empty if the variable isn't set.
-        usual: The names to look for if the variable isn't set.
-        path: The folders to search, like PATH.
+        named: the command that a variable such as CC holds; empty if the variable isn't set.
+        usual: the names to look for if the variable isn't set.
+        path: the folders to search, like PATH.
     """
     try:
         names = shlex.split(named)[:1] or usual

@@ -9,9 +9,9 @@ class Problem:
     """A problem that a runtime reports.
 
     Attributes:
-        pattern: A regular expression for its words.
-        says: What is wrong.
-        advice: What to do.
+        pattern: a regular expression for its words.
+        says: what is wrong.
+        advice: what to do.
         is_refusal: True if a registry refuses an image, so that it would refuse it again.
     """
 

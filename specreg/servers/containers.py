@@ -51,9 +51,9 @@ class Image:
     """An image that is on this machine.
 
     Attributes:
-        name: Its name, as the user wrote it.
-        digest: The digest by which its registry has it, or its id if it comes from no registry.
-        source: What it is run by: its id, because its name may be given to another image meanwhile,
+        name: its name, as the user wrote it.
+        digest: the digest by which its registry has it, or its id if it comes from no registry.
+        source: what it is run by: its id, because its name may be given to another image meanwhile,
             or its file.
     """
 
@@ -67,11 +67,11 @@ class Inside:
     """What a container is given.
 
     Attributes:
-        variables: All of its environment variables, beside those of the image.
-        folder: The working folder, which is mounted for reading; None for that of the image.
-        read_only: The paths that are mounted for reading, at the same places.
-        writable: The folders that are mounted for writing, at the same places.
-        gpu_ids: The UUIDs of its GPUs, or `ALL_GPUS`.
+        variables: all of its environment variables, beside those of the image.
+        folder: the working folder, which is mounted for reading; None for that of the image.
+        read_only: the paths that are mounted for reading, at the same places.
+        writable: the folders that are mounted for writing, at the same places.
+        gpu_ids: the UUIDs of its GPUs, or `ALL_GPUS`.
     """
 
     variables: Mapping[str, str]
@@ -97,9 +97,9 @@ class Invocation:
     """A command that starts a program.
 
     Attributes:
-        command: The command.
-        variables: The environment variables of that command.
-        outside: What it starts outside of its descendants; None if it starts nothing there.
+        command: the command.
+        variables: the environment variables of that command.
+        outside: what it starts outside of its descendants; None if it starts nothing there.
     """
 
     command: tuple[str, ...]
@@ -112,8 +112,8 @@ class Runtime:
     """docker, or podman, which understands docker's commands.
 
     Attributes:
-        program: The program with its own flags, such as `("podman", "--storage-driver=vfs")`.
-        arguments: Further flags for each container.
+        program: the program with its own flags, such as `("podman", "--storage-driver=vfs")`.
+        arguments: further flags for each container.
         is_podman: True for podman, which may be called `docker`.
     """
 
@@ -130,7 +130,7 @@ class Runtime:
         """Check that it works for this user, and return its version.
 
         Raises:
-            UnsupportedError: It can't be run, or its daemon doesn't answer, or isn't docker's.
+            UnsupportedError: it can't be run, or its daemon doesn't answer, or isn't docker's.
         """
         if self.is_podman:
             # This reads podman's configuration and its storage.
@@ -150,7 +150,7 @@ class Runtime:
         """Return the folder of its images.
 
         Raises:
-            UnsupportedError: As in `check`.
+            UnsupportedError: as in `check`.
         """
         field = "{{.Store.GraphRoot}}" if self.is_podman else "{{.DockerRootDir}}"
         return Path(self._answer("info", "--format", field).strip())
@@ -159,7 +159,7 @@ class Runtime:
         """Return the image that has a name now; None if it isn't on this machine.
 
         Raises:
-            UnsupportedError: The runtime can't be run.
+            UnsupportedError: the runtime can't be run.
         """
         done = self._ask("image", "inspect", name)
         try:
@@ -174,7 +174,7 @@ class Runtime:
         """Check that a registry would give an image, as far as it answers.
 
         Raises:
-            UnsupportedError: It has no such image, or not for this user.
+            UnsupportedError: it has no such image, or not for this user.
         """
         try:
             done = self._ask("manifest", "inspect", name)
@@ -189,8 +189,8 @@ class Runtime:
         """Pull an image.
 
         Args:
-            name: The image.
-            run: Runs the command that pulls it.
+            name: the image.
+            run: runs the command that pulls it.
         """
         run((*self.program, "pull", name))
 
@@ -200,14 +200,14 @@ class Runtime:
         """Return the command that runs a command in a container.
 
         Args:
-            image: The image.
-            command: The command, whose program is in the image.
-            inside: What the container is given.
-            container: The name of the container, by which it is stopped, and by whose label a later
+            image: the image.
+            command: the command, whose program is in the image.
+            inside: what the container is given.
+            container: the name of the container, by which it is stopped, and by whose label a later
                 run finds it. Empty for the command of somebody who types it.
 
         Raises:
-            UnsupportedError: A folder can't be mounted, because of its name.
+            UnsupportedError: a folder can't be mounted, because of its name.
         """
         flags = ["--rm", "--pull", "never", "--network", "host", "--ipc", "host"]
         flags += ["--entrypoint", command[0]]
@@ -301,7 +301,7 @@ class Runtime:
         """Return the answer of the program, whatever its status is.
 
         Raises:
-            UnsupportedError: It can't be run.
+            UnsupportedError: it can't be run.
         """
         try:
             return ask_program((*self.program, *arguments), within_s=_ASK_S)
@@ -313,7 +313,7 @@ class Runtime:
         """Return the answer of the program.
 
         Raises:
-            UnsupportedError: It can't be run, or fails.
+            UnsupportedError: it can't be run, or fails.
         """
         done = self._ask(*arguments)
         if done.returncode:
@@ -353,7 +353,7 @@ class Apptainer(Runtime):
         """Check that an image that is a file is there; apptainer asks a registry only by pulling.
 
         Raises:
-            UnsupportedError: There is no such file.
+            UnsupportedError: there is no such file.
         """
         if name.endswith(".sif"):
             raise UnsupportedError(f"image '{name}': there is no such file; check its path")
@@ -407,7 +407,7 @@ def _digest_of(name: str, repositories: Sequence[str]) -> str:
     """Return the digest that the repository of an image has; empty if none of them is its own.
 
     Args:
-        name: The image, as the user wrote it.
+        name: the image, as the user wrote it.
         repositories: `REPOSITORY@DIGEST` of all repositories from which the image came.
     """
     tagged, _, named_digest = name.partition("@")
@@ -431,7 +431,7 @@ def _check_mountable(inside: Inside, separators: str) -> None:
     """Check that no folder has a character in its name that separates the parts of a mount.
 
     Raises:
-        UnsupportedError: One has.
+        UnsupportedError: one has.
     """
     for path in (*inside.mounted_for_reading, *inside.mounted_for_writing):
         for separator in separators:
@@ -451,10 +451,10 @@ def find_runtime(chosen: str = "") -> Runtime:
     """Return the runtime that the user has chosen, or the first one that works.
 
     Args:
-        chosen: The program, which may have flags of its own; empty for that of the variable.
+        chosen: the program, which may have flags of its own; empty for that of the variable.
 
     Raises:
-        UnsupportedError: There is none, or it doesn't work.
+        UnsupportedError: there is none, or it doesn't work.
     """
     wanted = None
     if chosen:
@@ -472,7 +472,7 @@ def _words_of_setting(name: str, text: str) -> tuple[str, ...]:
     """Return the words of an option or a variable.
 
     Raises:
-        UnsupportedError: It isn't written as for a shell.
+        UnsupportedError: it isn't written as for a shell.
     """
     try:
         return tuple(shlex.split(text))

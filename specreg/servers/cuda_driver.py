@@ -29,7 +29,7 @@ def cuda_release_of(packages: Sequence[str]) -> str:
     """Return the release of CUDA that an environment's packages have, such as 13.0.
 
     Args:
-        packages: The lines of `uv pip freeze`, such as `nvidia-cuda-runtime==13.0.96`.
+        packages: the lines of `uv pip freeze`, such as `nvidia-cuda-runtime==13.0.96`.
 
     Returns:
         The release; empty if CUDA's runtime isn't among the packages.
@@ -82,9 +82,9 @@ def why_driver_too_old(
     """Return why a driver is too old for the CUDA release that an engine brings.
 
     Args:
-        cuda_release: The release of CUDA that the engine brings; empty if it isn't known.
-        driver: The version of the machine's driver; empty if it isn't known.
-        variables: The environment variables of the server.
+        cuda_release: the release of CUDA that the engine brings; empty if it isn't known.
+        driver: the version of the machine's driver; empty if it isn't known.
+        variables: the environment variables of the server.
 
     Returns:
         The reason with advice; empty if the driver runs the release, if the release or the driver

@@ -54,14 +54,14 @@ def lease_gpus(
     processes could wait for each other forever.
 
     Args:
-        devices: The GPUs; empty for a server without a GPU.
-        tell: Prints the message that this process waits.
+        devices: the GPUs; empty for a server without a GPU.
+        tell: prints the message that this process waits.
         waits: True to wait for a run that uses one of the GPUs, False to fail then.
 
     Raises:
-        SensorError: Another run holds one of the GPUs, and this process doesn't wait for it. Or
+        SensorError: another run holds one of the GPUs, and this process doesn't wait for it. Or
             another process computes on a GPU, or a GPU is gone.
-        SpecregError: The cache can't be written.
+        SpecregError: the cache can't be written.
         MemoryHeldError: 10 s after its last server has ended, a GPU has over 1 GiB more in use than
             before its first server.
     """
@@ -99,13 +99,13 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
     If several contexts of this process hold the GPU, it stays locked until all of them have ended.
 
     Args:
-        device: The GPU.
+        device: the GPU.
         waits: True to wait for a run that holds the GPU, False to fail then.
-        tell: Prints the message that this process waits.
+        tell: prints the message that this process waits.
 
     Raises:
-        SensorError: Another run holds the GPU, and `waits` is False.
-        SpecregError: The cache can't be written.
+        SensorError: another run holds the GPU, and `waits` is False.
+        SpecregError: the cache can't be written.
     """
     path = cache_folder("gpus") / f"{device.id}.lock"
     lock = _LOCKS.get(device.id)
@@ -142,13 +142,13 @@ def _await_memory(device: Device, before_bytes: int | None) -> None:
     """Wait until a GPU's memory is free again, which takes the driver a moment.
 
     Args:
-        device: The GPU.
-        before_bytes: The memory that was in use before the first server; None if it isn't known,
+        device: the GPU.
+        before_bytes: the memory that was in use before the first server; None if it isn't known,
             and then nothing is checked.
 
     Raises:
-        MemoryHeldError: After 10 s, over 1 GiB more is in use than before.
-        SensorError: The GPU is gone.
+        MemoryHeldError: after 10 s, over 1 GiB more is in use than before.
+        SensorError: the GPU is gone.
     """
     if before_bytes is None:
         return
@@ -182,7 +182,7 @@ class GpuClaim:
     """The GPUs that this process holds for its servers. Its child processes see no other GPUs.
 
     Attributes:
-        _held: When it is closed, it releases the GPUs, and this process gets back the variables
+        _held: when it is closed, it releases the GPUs, and this process gets back the variables
             and the cores that it had before.
     """
 
@@ -195,12 +195,12 @@ class GpuClaim:
         because servers that need one GPU would take each one that becomes free.
 
         Args:
-            gpus: How many GPUs to hold, 0 or more.
-            tell: Prints the message that this process waits.
+            gpus: how many GPUs to hold, 0 or more.
+            tell: prints the message that this process waits.
 
         Raises:
-            SensorError: This process can't see so many GPUs.
-            SpecregError: The cache can't be written.
+            SensorError: this process can't see so many GPUs.
+            SpecregError: the cache can't be written.
         """
         self.give_back()
         if not gpus:
@@ -263,10 +263,10 @@ def own_cores(
     to the same GPU if the parts are large enough, although Linux gives them numbers far apart.
 
     Args:
-        devices: The GPUs whose share is returned.
-        visible_devices: All GPUs that divide the cores.
-        cores: The cores that this process may use.
-        sysfs: Where Linux describes the machine.
+        devices: the GPUs whose share is returned.
+        visible_devices: all GPUs that divide the cores.
+        cores: the cores that this process may use.
+        sysfs: where Linux describes the machine.
 
     Returns:
         The numbers of the cores; empty if the system doesn't say which cores are near the GPUs, or

@@ -49,17 +49,17 @@ class ServerHandle:
     `forget_failure` is called.
 
     Attributes:
-        launch: The launch of the server.
-        launcher: Starts the server.
-        log_path: The file that gets its output. If it exists, the output goes to a numbered file.
-        warm_for: The datasets and loads that the server has been measured with. They need no
+        launch: the launch of the server.
+        launcher: starts the server.
+        log_path: the file that gets its output. If it exists, the output goes to a numbered file.
+        warm_for: the datasets and loads that the server has been measured with. They need no
             further warm-up.
-        _state: The server once it was started; None before, and after it was stopped.
+        _state: the server once it was started; None before, and after it was stopped.
         _is_prepared: True if all that the start needs is there.
-        _attempts: How many times this start was attempted.
-        _attempt: Ends the processes of the latest attempt when it is closed.
-        _running: Ends these and releases the GPUs when it is closed.
-        _error: Why the server failed to start; None if it hasn't failed.
+        _attempts: how many times this start was attempted.
+        _attempt: ends the processes of the latest attempt when it is closed.
+        _running: ends these and releases the GPUs when it is closed.
+        _error: why the server failed to start; None if it hasn't failed.
     """
 
     launch: Launch
@@ -78,7 +78,7 @@ class ServerHandle:
         """The ready server, which is started and waited for if need be.
 
         Raises:
-            SpecregError: As in `poll`.
+            SpecregError: as in `poll`.
         """
         while (server := self.poll()) is None:
             time.sleep(READY_POLL_S)
@@ -98,7 +98,7 @@ class ServerHandle:
         """Get all that the start needs, which takes minutes if it isn't there.
 
         Raises:
-            SpecregError: The engine's environment or a model isn't available.
+            SpecregError: the engine's environment or a model isn't available.
         """
         if not self._is_prepared:
             self.launcher.prepare(self.launch.spec, self.log_path)
@@ -108,7 +108,7 @@ class ServerHandle:
         """Start the server if need be; return it once it is ready, and None before.
 
         Raises:
-            SpecregError: The server failed to start, now or earlier. It ended, refused a request or
+            SpecregError: the server failed to start, now or earlier. It ended, refused a request or
                 took too long; or other programs took its port on each attempt; or what it needs
                 isn't available.
         """
@@ -133,9 +133,9 @@ class ServerHandle:
         """Stop what is left of a server that has died, so that it is started again when needed.
 
         Raises:
-            UnkillableError: As in `stop`.
-            MemoryHeldError: As in `stop`.
-            SensorError: As in `stop`.
+            UnkillableError: as in `stop`.
+            MemoryHeldError: as in `stop`.
+            SensorError: as in `stop`.
         """
         try:
             if isinstance(self._state, Server):
@@ -147,9 +147,9 @@ class ServerHandle:
         """Stop the server, whether it is ready or still starting.
 
         Raises:
-            UnkillableError: A process of the server can't be killed.
-            MemoryHeldError: The memory of its GPU isn't free afterwards.
-            SensorError: Its GPU is gone.
+            UnkillableError: a process of the server can't be killed.
+            MemoryHeldError: the memory of its GPU isn't free afterwards.
+            SensorError: its GPU is gone.
         """
         self._state = None
         self.warm_for.clear()
@@ -189,12 +189,12 @@ class Servers:
     """The servers of a run: starts them, and stops them.
 
     Attributes:
-        launcher: Starts each of them.
-        logs: The folder of the logs.
-        side_launchers: Starts those of some sides of a gate instead, by side.
-        claim: The GPUs that this process shares with other processes of the run; None if no other
+        launcher: starts each of them.
+        logs: the folder of the logs.
+        side_launchers: starts those of some sides of a gate instead, by side.
+        claim: the GPUs that this process shares with other processes of the run; None if no other
             process of the run measures at the same time.
-        _handles: The servers that were asked for.
+        _handles: the servers that were asked for.
     """
 
     launcher: ServerLauncher
@@ -224,14 +224,14 @@ class Servers:
         """Start servers and return when all are ready; they start together if memory allows.
 
         Args:
-            handles: The servers.
-            dispensable: Further servers that start too. If one of them fails, its error isn't
+            handles: the servers.
+            dispensable: further servers that start too. If one of them fails, its error isn't
                 raised here, but when that server is used.
 
         Raises:
-            SpecregError: One of `handles` didn't start, or this process can't get the GPUs.
+            SpecregError: one of `handles` didn't start, or this process can't get the GPUs.
                 The servers that were started already keep running.
-            MemoryHeldError: Any of the servers failed, and the memory of its GPU isn't free.
+            MemoryHeldError: any of the servers failed, and the memory of its GPU isn't free.
         """
         to_start = [handle for handle in handles if not handle.is_ready]
         if to_start:
@@ -264,7 +264,7 @@ class Servers:
         """Return whether the memory is enough for some servers next to those that run.
 
         Args:
-            specs: The servers; one that runs already needs no further memory.
+            specs: the servers; one that runs already needs no further memory.
         """
         up_specs = [handle.launch.spec for handle in self._handles.values() if handle.is_up]
         missing_specs = [spec for spec in specs if spec not in up_specs]
@@ -277,8 +277,8 @@ class Servers:
         """Wait for the GPUs that servers need, if this process shares them and no server is up.
 
         Raises:
-            SensorError: As in `GpuClaim.take`.
-            SpecregError: As in `GpuClaim.take`.
+            SensorError: as in `GpuClaim.take`.
+            SpecregError: as in `GpuClaim.take`.
         """
         if self.claim is None or self._is_any_up():
             return
@@ -296,7 +296,7 @@ class Servers:
         """Stop all servers, in the reverse of the order in which they were made.
 
         Raises:
-            SpecregError: A server couldn't be stopped; the others are stopped all the same.
+            SpecregError: a server couldn't be stopped; the others are stopped all the same.
         """
         # The stack calls every callback, and raises an error only after the last one.
         with contextlib.ExitStack() as stack:
@@ -307,7 +307,7 @@ class Servers:
         """Stop all servers but those of some launches.
 
         Raises:
-            SpecregError: A server couldn't be stopped; the others are stopped all the same.
+            SpecregError: a server couldn't be stopped; the others are stopped all the same.
         """
         with contextlib.ExitStack() as stack:
             for launch, handle in self._handles.items():
@@ -332,15 +332,15 @@ def _keep_starting(handle: ServerHandle, needed: Sequence[ServerHandle]) -> bool
     """Start a server if need be, and return whether it is still starting.
 
     Args:
-        handle: The server.
-        needed: The servers that must start.
+        handle: the server.
+        needed: the servers that must start.
 
     Returns:
         False if the server is ready, or if it has failed and isn't needed.
 
     Raises:
-        SpecregError: A server that is needed failed to start.
-        MemoryHeldError: The memory of a server that failed isn't free.
+        SpecregError: a server that is needed failed to start.
+        MemoryHeldError: the memory of a server that failed isn't free.
     """
     try:
         return handle.poll() is None

@@ -29,7 +29,7 @@ def find_image(runtime: Runtime, name: str) -> Image | None:
     of a run are started from the same one even if somebody pulls a newer one meanwhile.
 
     Raises:
-        UnsupportedError: The runtime can't be run.
+        UnsupportedError: the runtime can't be run.
     """
     with contextlib.suppress(LookupError):
         return _image_here(runtime, name)
@@ -41,7 +41,7 @@ def _image_here(runtime: Runtime, name: str) -> Image:
     """Return an image that is on this machine.
 
     Raises:
-        LookupError: It isn't.
+        LookupError: it isn't.
     """
     image = runtime.find(name)
     if image is None:
@@ -53,12 +53,12 @@ def have_image(runtime: Runtime, name: str, show: Callable[[str], None]) -> Imag
     """Return an image, which is pulled if it isn't on this machine.
 
     Args:
-        runtime: The runtime.
-        name: The image.
-        show: Prints a line about progress.
+        runtime: the runtime.
+        name: the image.
+        show: prints a line about progress.
 
     Raises:
-        EnvironmentSetupError: It can't be pulled.
+        EnvironmentSetupError: it can't be pulled.
     """
     _remove_left_over(runtime)
     image = find_image(runtime, name)
@@ -81,7 +81,7 @@ def _pull(name: str, show: Callable[[str], None], command: Sequence[str]) -> Non
     """Pull an image, and show the last line of the runtime's output now and then.
 
     Raises:
-        EnvironmentSetupError: It can't be pulled.
+        EnvironmentSetupError: it can't be pulled.
     """
     show(f"pulling {name} (once)")
     status, output = _run(
@@ -103,7 +103,7 @@ def contents_of(runtime: Runtime, image: Image) -> Contents:
     """Return what an image has, by running its Python.
 
     Raises:
-        EnvironmentSetupError: Its Python can't be run.
+        EnvironmentSetupError: its Python can't be run.
     """
     python = ("python3", "-c", LIST_PACKAGES)
     looking = runtime.wrap(image, python, Inside(variables={}), new_container_name())
@@ -135,15 +135,15 @@ def _run(
     """Run a program that ends by itself, and that also ends if specreg is killed.
 
     Args:
-        invocation: What starts it.
-        within_s: How long it may take; None for as long as it takes.
-        show: Gets the last line of its output now and then.
+        invocation: what starts it.
+        within_s: how long it may take; None for as long as it takes.
+        show: gets the last line of its output now and then.
 
     Returns:
         Its exit status, None if it took too long; and its output.
 
     Raises:
-        EnvironmentSetupError: It can't be run.
+        EnvironmentSetupError: it can't be run.
     """
     log_path = cache_folder("images") / f"{new_container_name()}.log"
     try:

@@ -36,7 +36,7 @@ def uv_variables(variables: Mapping[str, str]) -> dict[str, str]:
     user has named, else the user's own configuration, else the machine's.
 
     Args:
-        variables: The environment variables of specreg itself.
+        variables: the environment variables of specreg itself.
 
     Returns:
         Those variables with UV_CONFIG_FILE set. If there is no file, and only pip's variable names
@@ -69,8 +69,8 @@ def run_uv(log_path: Path, *arguments: str) -> None:
     """Run uv and wait for it, which may take an hour if it builds an engine from source.
 
     Args:
-        log_path: The file that gets the output.
-        arguments: The arguments of uv.
+        log_path: the file that gets the output.
+        arguments: the arguments of uv.
 
     Raises:
         subprocess.CalledProcessError: uv failed; `stderr` has the last lines of the output.
@@ -93,8 +93,8 @@ def installed_packages(python: str, module_path: str = "") -> tuple[str, ...]:
     """Return the packages that an interpreter imports, as `uv pip freeze` lists them.
 
     Args:
-        python: The path of the interpreter.
-        module_path: Its `PYTHONPATH`. A package in one of these folders hides the same package of
+        python: the path of the interpreter.
+        module_path: its `PYTHONPATH`. A package in one of these folders hides the same package of
             the environment, and an earlier folder comes before a later one.
 
     Returns:
@@ -118,7 +118,7 @@ def _frozen(*option: str) -> dict[str, str]:
     """Return the lines of `uv pip freeze` by the name of their package.
 
     Args:
-        option: The option of uv that says which environment or folder it lists, and its value.
+        option: the option of uv that says which environment or folder it lists, and its value.
 
     Raises:
         OSError: uv can't be run.
@@ -133,8 +133,8 @@ def version_in(packages: Iterable[str], name: str) -> str:
     """Return the version of a package in an environment.
 
     Args:
-        packages: The packages of the environment, as `installed_packages` returns them.
-        name: The normalised name of the package, such as `flashinfer-python`.
+        packages: the packages of the environment, as `installed_packages` returns them.
+        name: the normalised name of the package, such as `flashinfer-python`.
 
     Returns:
         The version, or the URL if the package came from one instead of an index; empty if the

@@ -28,8 +28,8 @@ class Contents(msgspec.Struct, frozen=True):
     """What an interpreter says about itself.
 
     Attributes:
-        python: Its path, which in a container is one in the container.
-        packages: The packages that it imports, such as `numpy==2.4.6`.
+        python: its path, which in a container is one in the container.
+        packages: the packages that it imports, such as `numpy==2.4.6`.
     """
 
     python: str
@@ -86,9 +86,9 @@ def why_no_module(python: str, module: str, *, variables: Mapping[str, str]) -> 
     """Return why an interpreter can't run a module; empty if it can.
 
     Args:
-        python: The interpreter.
-        module: The name of the module.
-        variables: All environment variables of the interpreter.
+        python: the interpreter.
+        module: the name of the module.
+        variables: all environment variables of the interpreter.
     """
     # A folder of the module's name without an `__init__.py` has a spec too, but no origin.
     code = (

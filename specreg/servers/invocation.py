@@ -24,13 +24,13 @@ def native_invocation(spec: ServerSpec, python: str, site: Site, temporary: Path
     """Return what starts a server on this machine itself.
 
     Args:
-        spec: The server.
-        python: The interpreter of the engine's environment; empty if the engine is a program.
-        site: What only its start knows.
-        temporary: Its temporary folder.
+        spec: the server.
+        python: the interpreter of the engine's environment; empty if the engine is a program.
+        site: what only its start knows.
+        temporary: its temporary folder.
 
     Raises:
-        OSError: The links to a CUDA toolkit can't be written.
+        OSError: the links to a CUDA toolkit can't be written.
     """
     variables = dict(os.environ)
     # A killed server leaves sockets in its temporary folder, so the server gets a folder that is
@@ -49,9 +49,9 @@ def command_in_container(spec: ServerSpec, python: str, site: Site) -> tuple[str
     """Return the command that starts a server in its container.
 
     Args:
-        spec: The server.
-        python: The interpreter of its image.
-        site: What only its start knows.
+        spec: the server.
+        python: the interpreter of its image.
+        site: what only its start knows.
     """
     program, *arguments = engine_named(spec.engine).command(Path(python), spec, site)
     # A program of the engine needn't be in the folder of the image's interpreter.
@@ -66,11 +66,11 @@ def inside_container(
     """Return what the container of a server is given.
 
     Args:
-        spec: The server.
-        site: What only its start knows.
-        root: The root of the repository.
-        folders: Its temporary folder and its home.
-        gpu_ids: The UUIDs of its GPUs.
+        spec: the server.
+        site: what only its start knows.
+        root: the root of the repository.
+        folders: its temporary folder and its home.
+        gpu_ids: the UUIDs of its GPUs.
     """
     temporary, home = folders
     hub_cache = hub_cache_dir().absolute()
@@ -118,13 +118,13 @@ def server_variables(
     The engine's variables replace the inherited ones, and the case's variables replace both.
 
     Args:
-        spec: The server.
-        python: The interpreter of the engine's environment; empty if the engine is a program.
-        site: What only its start knows.
-        inherited: The variables of the process that starts it.
+        spec: the server.
+        python: the interpreter of the engine's environment; empty if the engine is a program.
+        site: what only its start knows.
+        inherited: the variables of the process that starts it.
 
     Raises:
-        OSError: The links to a CUDA toolkit can't be written.
+        OSError: the links to a CUDA toolkit can't be written.
     """
     engine = engine_named(spec.engine)
     variables = {SAFE_PATH: "1", **inherited}

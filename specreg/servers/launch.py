@@ -14,10 +14,10 @@ class Launch:
     """One of several starts of the same server.
 
     Attributes:
-        spec: The server.
-        number: The number of the launch, from 1.
-        only_for: The id of the only case that may use the server; empty if cases share it.
-        side: The side of a gate that the server belongs to; empty in a run.
+        spec: the server.
+        number: the number of the launch, from 1.
+        only_for: the id of the only case that may use the server; empty if cases share it.
+        side: the side of a gate that the server belongs to; empty in a run.
     """
 
     spec: ServerSpec
@@ -50,8 +50,8 @@ def launch_pair(case: Case, number: int) -> tuple[Launch, Launch]:
     """Return the launches of a case's control and of its server.
 
     Args:
-        case: The case.
-        number: The number of both launches, from 1.
+        case: the case.
+        number: the number of both launches, from 1.
 
     Returns:
         The launch of the control and the launch of the server. Both are the server's if the case
@@ -81,8 +81,8 @@ def log_paths(logs: Path, launch: Launch) -> Sequence[Path]:
     """Return the logs of a launch, also those of further attempts and of other shards.
 
     Args:
-        logs: The folder of the logs, which need not exist.
-        launch: The launch.
+        logs: the folder of the logs, which need not exist.
+        launch: the launch.
     """
     pattern = re.compile(rf"{re.escape(launch.id)}(~\d+)?(~shard\d+)?\.log")
     if not logs.is_dir():

@@ -51,11 +51,11 @@ class ServerLauncher:
     """Starts servers on this machine, or attaches to the one at a URL.
 
     Attributes:
-        provision: Gives the engine's environment, the GPUs and the URL.
-        root: The root of the repository, which relative model paths start from.
-        ready_within_s: How long a server may take to generate its first token, in seconds.
-        timeline: Records how long installing and fetching take.
-        choose_port: Returns a free port.
+        provision: gives the engine's environment, the GPUs and the URL.
+        root: the root of the repository, which relative model paths start from.
+        ready_within_s: how long a server may take to generate its first token, in seconds.
+        timeline: records how long installing and fetching take.
+        choose_port: returns a free port.
     """
 
     provision: Provision
@@ -68,7 +68,7 @@ class ServerLauncher:
         """Install a server's engine and fetch its models, as far as they are missing.
 
         Raises:
-            SpecregError: The environment can't be made, or a model can't be fetched or widened.
+            SpecregError: the environment can't be made, or a model can't be fetched or widened.
         """
         if self.provision.attached is not None:
             return
@@ -83,7 +83,7 @@ class ServerLauncher:
         """Lock the GPUs of a server while the context lasts, in which it starts and ends.
 
         Raises:
-            SpecregError: As in `lease_gpus`.
+            SpecregError: as in `lease_gpus`.
         """
         provision = self.provision
         devices: Sequence[Device] = ()
@@ -99,15 +99,15 @@ class ServerLauncher:
         """Start a server once; all of its processes end with the context.
 
         Args:
-            spec: The server.
-            log_path: The file that gets its output. If it exists, the output goes to a numbered
+            spec: the server.
+            log_path: the file that gets its output. If it exists, the output goes to a numbered
                 file.
 
         Yields:
             The server that isn't ready yet, or the ready one to which it has attached.
 
         Raises:
-            SpecregError: On entry, its command can't be run, or the server at the URL isn't the
+            SpecregError: on entry, its command can't be run, or the server at the URL isn't the
                 one of the case. On exit, it can't be killed.
         """
         if self.provision.attached is not None:
@@ -174,14 +174,14 @@ class ServerLauncher:
         """Return what starts a server: its own command, or that of its container.
 
         Args:
-            spec: The server.
-            python: The interpreter of the engine's environment; empty if the engine is a program.
-            site: What only its start knows.
-            temporary: Its temporary folder.
+            spec: the server.
+            python: the interpreter of the engine's environment; empty if the engine is a program.
+            site: what only its start knows.
+            temporary: its temporary folder.
 
         Raises:
-            OSError: A folder can't be made.
-            SpecregError: Its image or its GPUs aren't available.
+            OSError: a folder can't be made.
+            SpecregError: its image or its GPUs aren't available.
         """
         container = self.provision.container(spec)
         if container is None:
@@ -204,10 +204,10 @@ class ServerLauncher:
         """Return the facts about a launch that are known before its server is ready.
 
         Args:
-            spec: The server.
-            site: What only its start knows.
-            variables: All of its variables.
-            packages: The packages of its environment; empty if they aren't known.
+            spec: the server.
+            site: what only its start knows.
+            variables: all of its variables.
+            packages: the packages of its environment; empty if they aren't known.
         """
         flashinfer = ""
         if site.on_gpu and packages:
@@ -248,7 +248,7 @@ def _keep_files(files: Mapping[str, str], log_path: Path) -> None:
     """Keep the files that a server reads next to its log, without secrets.
 
     Raises:
-        OSError: A file can't be written.
+        OSError: a file can't be written.
     """
     # The folder from which the server reads them is removed.
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -269,13 +269,13 @@ def start_site(  # noqa: PLR0913 - these are what differs between two starts
     """Return what only one start of a server knows.
 
     Args:
-        spec: The server.
-        models: The folders or hub ids of its target and draft, as the engine gets them.
-        port: The port that it listens on.
-        folder: An empty folder for the files that the engine reads.
+        spec: the server.
+        models: the folders or hub ids of its target and draft, as the engine gets them.
+        port: the port that it listens on.
+        folder: an empty folder for the files that the engine reads.
         on_gpu: True if it runs on a GPU.
-        version: The version of the engine; empty if it isn't known.
-        served_name: The name under which the target is served.
+        version: the version of the engine; empty if it isn't known.
+        served_name: the name under which the target is served.
     """
     target, draft = models
     memory = None

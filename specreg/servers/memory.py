@@ -35,10 +35,10 @@ class _CgroupFiles:
     """The files of a container that hold its memory limit and use, by version of cgroups.
 
     Attributes:
-        limit: The file of the limit.
-        use: The file of the memory in use.
-        details: The file that divides the memory in use by kind.
-        droppable: The kind in `details` that the kernel drops when memory runs short.
+        limit: the file of the limit.
+        use: the file of the memory in use.
+        details: the file that divides the memory in use by kind.
+        droppable: the kind in `details` that the kernel drops when memory runs short.
     """
 
     limit: str
@@ -50,9 +50,9 @@ class _CgroupFiles:
         """Return the memory that the container may still take.
 
         Raises:
-            OSError: The folder doesn't have these files.
-            ValueError: The container has no limit.
-            KeyError: The details lack the droppable kind.
+            OSError: the folder doesn't have these files.
+            ValueError: the container has no limit.
+            KeyError: the details lack the droppable kind.
         """
         limit_bytes = int((folder / self.limit).read_text())
         used_bytes = int((folder / self.use).read_text())
@@ -82,8 +82,8 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
     in flight, the cache is smaller, but it holds at least one request.
 
     Args:
-        spec: The server.
-        gpus_gib: The memory of each GPU of the machine, of which the server takes the first ones;
+        spec: the server.
+        gpus_gib: the memory of each GPU of the machine, of which the server takes the first ones;
             None if it isn't known.
 
     Returns:
@@ -135,9 +135,9 @@ def fit_together(
     """Return whether the memory is enough for servers that run at the same time.
 
     Args:
-        specs: The servers.
-        gpus_gib: The memory of each GPU, None if it isn't known; empty without a GPU.
-        cgroups: The folder with the memory limit of this process's container.
+        specs: the servers.
+        gpus_gib: the memory of each GPU, None if it isn't known; empty without a GPU.
+        cgroups: the folder with the memory limit of this process's container.
     """
     if gpus_gib:
         return _fit_on_gpus(specs, gpus_gib)

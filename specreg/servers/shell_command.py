@@ -26,14 +26,14 @@ def shell_command(root: Path, spec: ServerSpec, provision: Provision) -> str:
     """Return what starts a server in a shell: its files, its variables and its command.
 
     Args:
-        root: The root of the repository.
-        spec: The server.
-        provision: Where its engine comes from.
+        root: the root of the repository.
+        spec: the server.
+        provision: where its engine comes from.
 
     Raises:
-        UnsupportedError: The engine doesn't run on this kind of machine.
-        ModelError: As in `served_models`.
-        OSError: The links to a CUDA toolkit can't be written.
+        UnsupportedError: the engine doesn't run on this kind of machine.
+        ModelError: as in `served_models`.
+        OSError: the links to a CUDA toolkit can't be written.
     """
     return "\n".join(_lines(root, spec, provision))
 

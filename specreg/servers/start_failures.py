@@ -44,13 +44,13 @@ class KnownCause:
     r"""A cause of failed starts, and the words by which a log shows it.
 
     Attributes:
-        says: What is wrong; `\1` stands for the text of the first group in `words` that has
+        says: what is wrong; `\1` stands for the text of the first group in `words` that has
             matched.
-        words: Regular expressions for words that a log has for this cause only, each with its
+        words: regular expressions for words that a log has for this cause only, each with its
             source: an issue or a pull request on GitHub that shows the words, the program from
             which they were recorded, or the file that writes them.
-        advice: What to do.
-        error: The class of the error that is raised for this cause.
+        advice: what to do.
+        error: the class of the error that is raised for this cause.
     """
 
     says: str
@@ -64,9 +64,9 @@ class StartFailure:
     """Why a server didn't start.
 
     Attributes:
-        says: What is wrong.
-        advice: What to do.
-        error: The class of the error that is raised.
+        says: what is wrong.
+        advice: what to do.
+        error: the class of the error that is raised.
         is_known: False if the log shows neither a cause nor an error.
     """
 
@@ -418,10 +418,10 @@ class LoggedException:
     """An exception in a log.
 
     Attributes:
-        level: The level at which it was logged; None if it was printed.
-        frame: The last line of its traceback that names a file.
-        source: The line of source code below `frame`.
-        message: The lines of its message, the type in the first; empty while its traceback is read.
+        level: the level at which it was logged; None if it was printed.
+        frame: the last line of its traceback that names a file.
+        source: the line of source code below `frame`.
+        message: the lines of its message, the type in the first; empty while its traceback is read.
     """
 
     level: str | None = None
@@ -451,12 +451,12 @@ class LogReading:
     process at the beginning of a line tells their tracebacks apart.
 
     Attributes:
-        exceptions: The exceptions in the order of the log, without those that only point to
+        exceptions: the exceptions in the order of the log, without those that only point to
             another one.
-        lines: The lines, without the frames of tracebacks and without debug messages, infos and
+        lines: the lines, without the frames of tracebacks and without debug messages, infos and
             warnings.
-        _exceptions: All exceptions in the order of the log.
-        _reading: The exception whose lines are being read, by process.
+        _exceptions: all exceptions in the order of the log.
+        _reading: the exception whose lines are being read, by process.
     """
 
     def __init__(self, log: str) -> None:
@@ -521,10 +521,10 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
     """Return why a server didn't start.
 
     Args:
-        problem: What is known without the log: how the server ended, or what it answered.
-        log: The end of its log. It should be long, because the cause may be far above the last
+        problem: what is known without the log: how the server ended, or what it answered.
+        log: the end of its log. It should be long, because the cause may be far above the last
             lines.
-        status: The status with which it ended, or the negative number of the signal that killed
+        status: the status with which it ended, or the negative number of the signal that killed
             it; None if it still runs.
     """
     reading = LogReading(log)

@@ -41,15 +41,15 @@ def toolkit_variables(
     """Return the variables that a server needs to find the toolkit of its environment.
 
     Args:
-        python: The interpreter of the environment.
-        variables: The environment variables of the server.
-        default_home: The machine's toolkit.
+        python: the interpreter of the environment.
+        variables: the environment variables of the server.
+        default_home: the machine's toolkit.
 
     Returns:
         CUDA_HOME; empty if the server doesn't compile with the toolkit of its environment.
 
     Raises:
-        OSError: The links can't be written.
+        OSError: the links can't be written.
     """
     compiler = server_compiler(python, variables, default_home)
     if compiler is None or compiler != _packaged_compiler(python):
@@ -68,9 +68,9 @@ def server_compiler(
     release is the one of torch, and last the machine's.
 
     Args:
-        python: The interpreter of the environment.
-        variables: The environment variables of the server.
-        default_home: The machine's toolkit.
+        python: the interpreter of the environment.
+        variables: the environment variables of the server.
+        default_home: the machine's toolkit.
 
     Returns:
         The path of nvcc; None if there is none, or if the folder that a variable names has none.
@@ -89,8 +89,8 @@ def toolkit_release(variables: Mapping[str, str], default_home: Path = _DEFAULT_
     """Return the release of the CUDA compiler that a server finds, such as 13.0.
 
     Args:
-        variables: The environment variables of the server.
-        default_home: The machine's toolkit, which is used if neither a variable nor PATH leads to
+        variables: the environment variables of the server.
+        default_home: the machine's toolkit, which is used if neither a variable nor PATH leads to
             another one.
 
     Returns:

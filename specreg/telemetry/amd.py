@@ -50,8 +50,8 @@ class _Gpu(Probe):
     """Reads a GPU. A value is None if the card doesn't have it.
 
     Attributes:
-        smi: The module amdsmi.
-        handle: Its handle of the GPU.
+        smi: the module amdsmi.
+        handle: its handle of the GPU.
     """
 
     smi: Any
@@ -118,14 +118,14 @@ def find_all(
     """Find all GPUs of AMD.
 
     Args:
-        control_node: A file that exists only if a process may use AMD's GPUs.
+        control_node: a file that exists only if a process may use AMD's GPUs.
 
     Returns:
         The GPUs in HIP's order, and those that can't be used.
 
     Raises:
-        NoGpuError: The machine has none.
-        SensorError: The machine has such GPUs, and amdsmi is missing; or amdsmi doesn't work, or
+        NoGpuError: the machine has none.
+        SensorError: the machine has such GPUs, and amdsmi is missing; or amdsmi doesn't work, or
             none of the GPUs can be used.
     """
     smi = _library(control_node)
@@ -157,12 +157,12 @@ def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[De
     `_selected_by_runtime` and `_selected_by_hip`.
 
     Args:
-        devices: The GPUs of the machine, in HIP's order.
-        variables: The environment variables of the process.
+        devices: the GPUs of the machine, in HIP's order.
+        variables: the environment variables of the process.
 
     Raises:
-        NoGpuError: The variables select none.
-        SensorError: The two variables of HIP differ.
+        NoGpuError: the variables select none.
+        SensorError: the two variables of HIP differ.
     """
     lists = {name: variables[name] for name in _HIP_VISIBLE if name in variables}
     if len(set(lists.values())) > 1:
@@ -230,12 +230,12 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
     """Return the variables with which a process sees only some of the GPUs that it sees now.
 
     Args:
-        devices: The GPUs that it may see.
-        variables: The current environment variables of the process.
+        devices: the GPUs that it may see.
+        variables: the current environment variables of the process.
 
     Raises:
-        NoGpuError: As in `find_all`.
-        SensorError: As in `find_all`; or a GPU can't be used any more.
+        NoGpuError: as in `find_all`.
+        SensorError: as in `find_all`; or a GPU can't be used any more.
     """
     # The variable of the runtime isn't changed, so HIP's indices count the GPUs that it selects.
     installed, _ = find_all()
@@ -253,7 +253,7 @@ def open_probe(device: Device) -> Probe:
     """Return a probe that reads a GPU.
 
     Raises:
-        SensorError: The GPU is gone.
+        SensorError: the GPU is gone.
     """
     smi = _library(_CONTROL_NODE)
     with _mapped_errors(smi):
@@ -276,7 +276,7 @@ def _library(control_node: Path) -> Any:  # noqa: ANN401 - a library that may be
 
     Raises:
         NoGpuError: amdsmi isn't installed, and the machine has no GPU of AMD.
-        SensorError: The machine has such a GPU, and amdsmi isn't installed; or amdsmi doesn't work.
+        SensorError: the machine has such a GPU, and amdsmi isn't installed; or amdsmi doesn't work.
     """
     try:
         smi = importlib.import_module(SENSOR)
@@ -316,12 +316,12 @@ def _device(smi: Any, handle: object, index: int) -> Device:  # noqa: ANN401 - a
     """Return a GPU.
 
     Args:
-        smi: The module amdsmi.
-        handle: Its handle of the GPU.
-        index: The index of the handle in amdsmi's list. It is used if HIP's index isn't known.
+        smi: the module amdsmi.
+        handle: its handle of the GPU.
+        index: the index of the handle in amdsmi's list. It is used if HIP's index isn't known.
 
     Raises:
-        AmdSmiException: The GPU doesn't report its id, so it couldn't be recognised later.
+        AmdSmiException: the GPU doesn't report its id, so it couldn't be recognised later.
     """
     facts = _ask(smi, "amdsmi_get_gpu_asic_info", handle) or {}
     driver = _ask(smi, "amdsmi_get_gpu_driver_info", handle) or {}

@@ -40,7 +40,7 @@ def open_probe(device: Device) -> Probe:
     """Return a probe that reads a device.
 
     Raises:
-        SensorError: The device is gone.
+        SensorError: the device is gone.
     """
     if device.sensor == nvml.SENSOR:
         return nvml.open_probe(device)
@@ -53,11 +53,11 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the devices of a server: the first GPUs that it sees, or the processors.
 
     Args:
-        gpus: The number of GPUs that the server uses; 0 for a server that runs on processors.
-        variables: The environment variables of the server.
+        gpus: the number of GPUs that the server uses; 0 for a server that runs on processors.
+        variables: the environment variables of the server.
 
     Raises:
-        SensorError: The server sees fewer GPUs, or no device can be read.
+        SensorError: the server sees fewer GPUs, or no device can be read.
     """
     devices = find_visible(variables).devices if gpus else rapl.find()
     if len(devices) < gpus:
@@ -71,7 +71,7 @@ def throttling_of(states: Sequence[DeviceState]) -> tuple[float, str]:
     """Return in which share of its states a device was held back by heat or a lack of power.
 
     Args:
-        states: The sampled states of the device.
+        states: the sampled states of the device.
 
     Returns:
         The share, from 0 to 1, and a text with the reasons, and with the highest temperature and
@@ -99,7 +99,7 @@ def check_cool(devices: Sequence[Device]) -> None:
     """Check before a start that no device is held back by heat or a lack of power.
 
     Raises:
-        SensorError: A device is held back, or is gone.
+        SensorError: a device is held back, or is gone.
     """
     for device in devices:
         throttled_frac, reasons = throttling_of([open_probe(device).state()])
@@ -118,12 +118,12 @@ def check_free(
     """Check before a start that no other process computes on the devices.
 
     Args:
-        devices: The devices.
-        our_pids: The ids of this run's processes, which may use the devices.
-        our_device_ids: The ids of the devices on which a server of this run is running already.
+        devices: the devices.
+        our_pids: the ids of this run's processes, which may use the devices.
+        our_device_ids: the ids of the devices on which a server of this run is running already.
 
     Raises:
-        SensorError: Another process uses a device, or a device is gone. The message names the
+        SensorError: another process uses a device, or a device is gone. The message names the
             process, and its user if it can be seen.
     """
     for device in devices:
@@ -153,12 +153,12 @@ def wait_until_free(
     later.
 
     Args:
-        devices: The devices.
-        our_pids: As in `check_free`.
-        our_device_ids: As in `check_free`.
+        devices: the devices.
+        our_pids: as in `check_free`.
+        our_device_ids: as in `check_free`.
 
     Raises:
-        SensorError: Another process uses a device, or a device is gone.
+        SensorError: another process uses a device, or a device is gone.
     """
     deadline_s = time.monotonic() + _FREE_WITHIN_S
     while time.monotonic() <= deadline_s:
@@ -174,9 +174,9 @@ def held_bytes(count: int, variables: Mapping[str, str], pids: AbstractSet[int])
     """Return how much GPU memory some processes hold.
 
     Args:
-        count: The number of GPUs to look at, see `devices_of`.
-        variables: The environment variables of the processes.
-        pids: The ids of the processes.
+        count: the number of GPUs to look at, see `devices_of`.
+        variables: the environment variables of the processes.
+        pids: the ids of the processes.
 
     Returns:
         The memory in bytes; None if it isn't known.

@@ -14,11 +14,11 @@ def find_visible(variables: Mapping[str, str]) -> VisibleGpus:
     """Find the GPUs that a process sees: NVIDIA's, or AMD's on a machine without those.
 
     Args:
-        variables: The environment variables of the process.
+        variables: the environment variables of the process.
 
     Raises:
-        NoGpuError: There is no GPU, or the variables select none.
-        SensorError: A driver doesn't work, no GPU can be used, or it isn't known which ones the
+        NoGpuError: there is no GPU, or the variables select none.
+        SensorError: a driver doesn't work, no GPU can be used, or it isn't known which ones the
             variables select.
     """
     try:
@@ -36,12 +36,12 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
     """Return the variables with which a process sees only some of the GPUs that it sees now.
 
     Args:
-        devices: The GPUs that it may see, one or more of the same vendor.
-        variables: The current environment variables of the process.
+        devices: the GPUs that it may see, one or more of the same vendor.
+        variables: the current environment variables of the process.
 
     Raises:
-        NoGpuError: As in `amd.find_all`.
-        SensorError: As in `amd.visibility`.
+        NoGpuError: as in `amd.find_all`.
+        SensorError: as in `amd.visibility`.
     """
     if devices[0].sensor == amd.SENSOR:
         return amd.visibility(devices, variables)

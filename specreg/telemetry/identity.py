@@ -126,10 +126,10 @@ class Gpus:
     """The GPUs that a process sees.
 
     Attributes:
-        devices: The GPUs, in the order in which engines take them.
-        why_none: Why the process sees no GPU; empty if it sees one.
+        devices: the GPUs, in the order in which engines take them.
+        why_none: why the process sees no GPU; empty if it sees one.
         is_unusable: True if the machine may have GPUs, but the driver or the GPUs don't work.
-        hidden: The GPUs that can't be used although others can.
+        hidden: the GPUs that can't be used although others can.
     """
 
     devices: tuple[Device, ...]
@@ -149,7 +149,7 @@ class Gpus:
         """Return the GPUs, with a given memory for those whose driver doesn't report it.
 
         Args:
-            memory_gib: The memory of each GPU, in GiB; None to leave it unknown.
+            memory_gib: the memory of each GPU, in GiB; None to leave it unknown.
         """
         if memory_gib is None:
             return self
@@ -164,7 +164,7 @@ class Gpus:
         """Check that the driver works, if there is one.
 
         Raises:
-            SensorError: The driver or the GPUs can't be used.
+            SensorError: the driver or the GPUs can't be used.
         """
         if self.is_unusable:
             raise SensorError(self.why_none)
@@ -193,7 +193,7 @@ def current_environment(*, gpus: int) -> Environment:
     If a GPU doesn't report its name, the environment is `UNKNOWN_ENVIRONMENT`.
 
     Args:
-        gpus: The number of GPUs that the cases use; 0 for cases that run on processors, even if the
+        gpus: the number of GPUs that the cases use; 0 for cases that run on processors, even if the
             machine has a GPU.
     """
     devices = find_gpus().devices[:gpus]
@@ -217,8 +217,8 @@ def machine_identity(gpus: Gpus, machine_id: Path = _MACHINE_ID) -> str:
     """Return a checksum that tells this machine from others of its kind; empty if nothing does.
 
     Args:
-        gpus: The GPUs that the process sees. Without any, the machine's processors measure.
-        machine_id: The file with the id of the installation.
+        gpus: the GPUs that the process sees. Without any, the machine's processors measure.
+        machine_id: the file with the id of the installation.
     """
     ids = sorted(device.id for device in gpus.devices)
     if not ids and machine_id.is_file():

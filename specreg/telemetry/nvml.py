@@ -89,7 +89,7 @@ class _Gpu(Probe):
 
     Attributes:
         handle: NVML's handle of the GPU.
-        scope: What its power covers.
+        scope: what its power covers.
     """
 
     handle: Any
@@ -130,12 +130,12 @@ def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> Vi
     others. If a GPU is divided into slices (MIG), the process sees only the first slice.
 
     Args:
-        variables: The environment variables of the process.
-        control_node: A file that exists only if a process may use GPUs.
+        variables: the environment variables of the process.
+        control_node: a file that exists only if a process may use GPUs.
 
     Raises:
-        NoGpuError: There is no driver or no GPU, or the variables select none.
-        SensorError: The driver doesn't work, no GPU can be used, or it isn't known which ones are
+        NoGpuError: there is no driver or no GPU, or the variables select none.
+        SensorError: the driver doesn't work, no GPU can be used, or it isn't known which ones are
             selected.
     """
     # Load the driver's library.
@@ -232,7 +232,7 @@ def open_probe(device: Device) -> Probe:
     """Return a probe that reads a GPU.
 
     Raises:
-        SensorError: The GPU is gone.
+        SensorError: the GPU is gone.
     """
     with _mapped_errors():
         pynvml.nvmlInit()
@@ -320,12 +320,12 @@ def visible(
     list, and a GPU that is listed twice makes the whole list invalid.
 
     Args:
-        devices: The GPUs of the machine.
-        variables: The environment variables of the process.
-        slice_with_uuid: Returns the slice (MIG) with a UUID; None if there is none.
+        devices: the GPUs of the machine.
+        variables: the environment variables of the process.
+        slice_with_uuid: returns the slice (MIG) with a UUID; None if there is none.
 
     Raises:
-        SensorError: The list has numbers or isn't set, and the order of the GPUs isn't known
+        SensorError: the list has numbers or isn't set, and the order of the GPUs isn't known
             because they are of several models.
     """
     all_numbers = ",".join(map(str, range(len(devices))))
@@ -351,7 +351,7 @@ def _of_number(word: str, devices: Sequence[Device], variables: Mapping[str, str
     """Return the GPU that a number in the list selects; None if the entry selects none.
 
     Raises:
-        SensorError: The order of the GPUs isn't known.
+        SensorError: the order of the GPUs isn't known.
     """
     number = number_in(word)
     if number is None or number >= len(devices):
@@ -391,7 +391,7 @@ def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
     """Return NVML's answer to a question; None if the card or the driver doesn't answer it.
 
     Raises:
-        SensorError: The GPU is lost.
+        SensorError: the GPU is lost.
     """
     with _mapped_errors():
         try:

@@ -68,10 +68,10 @@ class Energy:
     """The energy that a device drew in a span.
 
     Attributes:
-        energy_j: The energy, from the device's counter or integrated from samples of its power.
-        error_frac: The error that the two ends of the span cause, as a share of the energy.
+        energy_j: the energy, from the device's counter or integrated from samples of its power.
+        error_frac: the error that the two ends of the span cause, as a share of the energy.
         from_counter: True if the energy is from the counter.
-        counter_ratio: The energy from the counter, divided by the energy that the samples of power
+        counter_ratio: the energy from the counter, divided by the energy that the samples of power
             add up to; None if one of them is missing, or if the latter is 0.
     """
 
@@ -85,11 +85,11 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     """Return the energy that a device drew in a span, from its counter if it has one.
 
     Args:
-        trace: The samples of the device.
-        span: The span.
+        trace: the samples of the device.
+        span: the span.
 
     Raises:
-        SensorError: The span has no length, the device was lost, samples are missing, the counter
+        SensorError: the span has no length, the device was lost, samples are missing, the counter
             stood still, went back or jumped, the device can't have drawn a power that was read, or
             it reports neither energy nor power.
     """
@@ -140,7 +140,7 @@ def _check_sampled(trace: PowerTrace, span: Span) -> None:
     """Check that a device was sampled throughout a span.
 
     Raises:
-        SensorError: The span has no length, the device was lost, or more than 10 % of the samples
+        SensorError: the span has no length, the device was lost, or more than 10 % of the samples
             are missing, or all of them.
     """
     name = trace.device.name
@@ -163,7 +163,7 @@ def _check_powers(trace: PowerTrace, span: Span) -> None:
     """Check that a device can have drawn each power that was read in a span.
 
     Raises:
-        SensorError: It can't have drawn one of them: its sensor glitches.
+        SensorError: it can't have drawn one of them: its sensor glitches.
     """
     states = [sample.state for sample in trace.within(span)]
     for field in ("average_mw", "instant_mw"):
@@ -187,12 +187,12 @@ def _check_jumps(device: Device, moments_ns: np.ndarray, energies_mj: np.ndarray
     """Check that a device can have drawn what its counter rose by at once.
 
     Args:
-        device: The device.
-        moments_ns: When the counter was read, of shape (n,).
-        energies_mj: The values of the counter, of shape (n,). It never falls.
+        device: the device.
+        moments_ns: when the counter was read, of shape (n,).
+        energies_mj: the values of the counter, of shape (n,). It never falls.
 
     Raises:
-        SensorError: The counter jumped.
+        SensorError: the counter jumped.
     """
     values_mj, first_reads = np.unique(energies_mj, return_index=True)
     # A change may have come just after the read before it, so each has one period more.
@@ -227,12 +227,12 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
     that is longer.
 
     Args:
-        name: The name of the device, for messages.
-        moments_ns: When the counter was read, of shape (n,), with n of 2 or more.
-        energies_mj: The values of the counter, of shape (n,).
+        name: the name of the device, for messages.
+        moments_ns: when the counter was read, of shape (n,), with n of 2 or more.
+        energies_mj: the values of the counter, of shape (n,).
 
     Raises:
-        SensorError: The counter stood still, or went back.
+        SensorError: the counter stood still, or went back.
     """
     if (np.diff(energies_mj) < 0).any():
         problem = f"the energy counter of {name} went back, as if its driver was reloaded"
@@ -258,11 +258,11 @@ def check_counter(name: str, energy: Energy) -> None:
     """Check that the counter and the power agree within 3 % plus the error of the span's ends.
 
     Args:
-        name: The name of the device, for messages.
-        energy: The energy that the device drew in a span.
+        name: the name of the device, for messages.
+        energy: the energy that the device drew in a span.
 
     Raises:
-        SensorError: They disagree by more.
+        SensorError: they disagree by more.
     """
     # On an H100, under a load that swung between 130 and 700 W for 10 s, they disagreed by up to
     # 3.4 %.
@@ -287,7 +287,7 @@ def averaging_lag_ns(samples: Sequence[DeviceSample]) -> int:
     doesn't matter.
 
     Args:
-        samples: The samples of the device, from before the load to its end.
+        samples: the samples of the device, from before the load to its end.
 
     Returns:
         Half of the averaged time; 0 for the momentary power. Without enough reads of a counter,
@@ -318,10 +318,10 @@ def _deviation_from_counter(
         The mean square of the deviations, in mJ squared.
 
     Args:
-        moments_ns: When the device was read, of shape (n,).
-        energies_mj: The values of its counter, of shape (n,).
-        powers_mw: The values of its power, of shape (n,).
-        lag_ns: How long before the read the power was drawn.
+        moments_ns: when the device was read, of shape (n,).
+        energies_mj: the values of its counter, of shape (n,).
+        powers_mw: the values of its power, of shape (n,).
+        lag_ns: how long before the read the power was drawn.
     """
     # Integrate the power by the trapezoidal rule.
     steps_ns = np.diff(moments_ns)
@@ -345,10 +345,10 @@ def integral_j(
     """Integrate the power of samples over a span, linearly interpolated between them.
 
     Args:
-        samples: The samples of a device.
-        span: The span.
-        field: The field of `DeviceState` with the power.
-        lag_ns: How long before the sample the power was drawn; half of the averaged time for an
+        samples: the samples of a device.
+        span: the span.
+        field: the field of `DeviceState` with the power.
+        lag_ns: how long before the sample the power was drawn; half of the averaged time for an
             average.
 
     Returns:
@@ -405,9 +405,9 @@ def check_alone(
     """Check that no other process computed on a device during the given spans.
 
     Args:
-        traces: The samples of the devices.
-        spans: The spans.
-        our_pids: The ids of this run's processes.
+        traces: the samples of the devices.
+        spans: the spans.
+        our_pids: the ids of this run's processes.
 
     Raises:
         InvalidMeasurementError: `DEVICE_SHARED`, another process computed on a device.
@@ -439,8 +439,8 @@ def _pids_in(lists: Sequence[tuple[int, AbstractSet[int]]], spans: Sequence[Span
     before a span and the first one after it count too.
 
     Args:
-        lists: The moment of each list, and the ids of the processes in it, in the order of time.
-        spans: The spans.
+        lists: the moment of each list, and the ids of the processes in it, in the order of time.
+        spans: the spans.
     """
     moments_ns = [at_ns for at_ns, _ in lists]
     pids: set[int] = set()
@@ -556,11 +556,11 @@ def record_power(
     """Record the power of devices in a block, which is one uninterrupted stretch of load.
 
     Args:
-        traces: The trace of each device of the server.
-        span: The time of the block.
-        tokens: The number of tokens that were generated in the block.
-        accepted_frac: The share of the tokens that are accepted drafts, from 0 to 1.
-        idle: A span without requests; a span of no length if there was none.
+        traces: the trace of each device of the server.
+        span: the time of the block.
+        tokens: the number of tokens that were generated in the block.
+        accepted_frac: the share of the tokens that are accepted drafts, from 0 to 1.
+        idle: a span without requests; a span of no length if there was none.
 
     Returns:
         The record. Its field `case` has the power, also if the devices are the control's.
@@ -581,8 +581,8 @@ def power_over_time(traces: Sequence[PowerTrace], span: Span) -> tuple[float, ..
     """Return the mean power of all devices in W, in each of equal parts of a span.
 
     Args:
-        traces: The trace of each device, whose energy in the span is valid.
-        span: The span.
+        traces: the trace of each device, whose energy in the span is valid.
+        span: the span.
     """
     start_ns, end_ns = span
     parts = min(_MOST_PARTS, (end_ns - start_ns) // _SHORTEST_PART_NS)
@@ -615,10 +615,10 @@ def arm_power(
     """Return the power of all devices of a server in a block.
 
     Args:
-        devices: The record of each device.
-        span: The time of the block.
-        tokens: As in `record_power`.
-        accepted_frac: As in `record_power`.
+        devices: the record of each device.
+        span: the time of the block.
+        tokens: as in `record_power`.
+        accepted_frac: as in `record_power`.
     """
     window_s = (span[1] - span[0]) / _NS_PER_S
     energy_j = _sum([device.energy_j for device in devices])

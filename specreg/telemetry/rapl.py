@@ -22,10 +22,10 @@ class _Package(Probe):
     """Reads the energy counter of a processor, which starts again from 0 at its largest value.
 
     Attributes:
-        counter: The kernel's file of the counter.
-        range_uj: The value at which the counter starts again.
-        _last_uj: The value at the last read.
-        _wrapped_uj: The energy of all passes of the counter that have ended.
+        counter: the kernel's file of the counter.
+        range_uj: the value at which the counter starts again.
+        _last_uj: the value at the last read.
+        _wrapped_uj: the energy of all passes of the counter that have ended.
     """
 
     counter: Path
@@ -49,11 +49,11 @@ def find(folder: Path = POWERCAP, machine: Path = Path("/etc/machine-id")) -> tu
     """Return the processors of this machine.
 
     Args:
-        folder: The kernel's folder of energy counters.
-        machine: The file with this machine's unique id.
+        folder: the kernel's folder of energy counters.
+        machine: the file with this machine's unique id.
 
     Raises:
-        SensorError: The kernel shows no processor, as in most virtual machines.
+        SensorError: the kernel shows no processor, as in most virtual machines.
     """
     # RAPL calls a processor a package. Parts of a processor (cores, memory) and the whole machine
     # (psys) have counters too, which are left out so that no energy counts twice.
@@ -91,7 +91,7 @@ def open_probe(device: Device, folder: Path = POWERCAP) -> Probe:
     """Return a probe that reads the energy of a processor.
 
     Raises:
-        SensorError: The counter, or the value at which it starts again, can't be read.
+        SensorError: the counter, or the value at which it starts again, can't be read.
     """
     package = folder / device.id.partition("-of-")[0]
     range_uj = _read(package / "max_energy_range_uj")

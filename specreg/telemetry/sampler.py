@@ -51,12 +51,12 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """A reading of a device.
 
     Attributes:
-        device_index: The index of the device in the sampler's input, from 0.
-        at_ns: When it was read, in nanoseconds of the monotonic clock.
-        energy_mj: The value of the device's energy counter; None if it has none.
-        state: The other values that were read.
-        pids: The ids of the processes that compute on the device; None if they weren't listed.
-        lost: Why the device can't be read any more; empty while it can.
+        device_index: the index of the device in the sampler's input, from 0.
+        at_ns: when it was read, in nanoseconds of the monotonic clock.
+        energy_mj: the value of the device's energy counter; None if it has none.
+        state: the other values that were read.
+        pids: the ids of the processes that compute on the device; None if they weren't listed.
+        lost: why the device can't be read any more; empty while it can.
     """
 
     device_index: int
@@ -72,9 +72,9 @@ class PowerTrace:
     """All samples of one device.
 
     Attributes:
-        device: The device.
-        samples: Its samples in the order of time.
-        lost_sample: The sample that says why the device was lost; None if it could be read to the
+        device: the device.
+        samples: its samples in the order of time.
+        lost_sample: the sample that says why the device was lost; None if it could be read to the
             end.
     """
 
@@ -101,9 +101,9 @@ class Watch:
     """A running sampler.
 
     Attributes:
-        devices: The devices that it samples.
-        path: The file that it writes.
-        child: Its process.
+        devices: the devices that it samples.
+        path: the file that it writes.
+        child: its process.
     """
 
     devices: tuple[Device, ...]
@@ -114,7 +114,7 @@ class Watch:
         """Wait until the samples cover the time up to a moment, and load them.
 
         Args:
-            until_ns: The moment, in nanoseconds of the monotonic clock.
+            until_ns: the moment, in nanoseconds of the monotonic clock.
 
         Returns:
             The trace of each device; and why the sampler ended, empty if it is still running.
@@ -139,8 +139,8 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
     """Sample devices into a file while the context lasts, or until this process is killed.
 
     Args:
-        devices: The devices.
-        path: The file.
+        devices: the devices.
+        path: the file.
 
     Yields:
         The running sampler, as soon as it has written its first sample or has ended, or after 10 s.
@@ -171,8 +171,8 @@ def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:
     """Load the samples in a sampler's file, up to the first line that can't be read.
 
     Args:
-        path: The file. Its last line may be incomplete, because the sampler is still writing.
-        devices: The devices that were sampled, in the order of the sampler's input.
+        path: the file. Its last line may be incomplete, because the sampler is still writing.
+        devices: the devices that were sampled, in the order of the sampler's input.
 
     Returns:
         The trace of each device, in the same order; without samples if there is no file.
@@ -200,10 +200,10 @@ def sample_devices(
     """Sample devices periodically. A device that is lost isn't sampled any more.
 
     Args:
-        probes: The probes of the devices.
-        write: Writes a sample.
-        wait_until: Waits for a moment of the clock, and returns True if sampling has to stop.
-        clock: Returns the monotonic time in nanoseconds.
+        probes: the probes of the devices.
+        write: writes a sample.
+        wait_until: waits for a moment of the clock, and returns True if sampling has to stop.
+        clock: returns the monotonic time in nanoseconds.
     """
     open_probes = dict(enumerate(probes))
     due_ns = clock()

@@ -18,9 +18,9 @@ class Scope(enum.StrEnum):
     """The hardware whose power a device reports.
 
     Attributes:
-        GPU: The GPU alone.
-        MODULE: A module with a GPU and a processor.
-        PACKAGE: A processor.
+        GPU: the GPU alone.
+        MODULE: a module with a GPU and a processor.
+        PACKAGE: a processor.
     """
 
     GPU = "gpu"
@@ -46,19 +46,19 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU or a processor. A field is None or empty if the driver doesn't report it.
 
     Attributes:
-        sensor: The interface that reads it: nvml, amdsmi or rapl.
-        id: A unique and constant id, such as a GPU's UUID.
-        name: The name of its model, or of a RAPL counter, as the driver reports it.
-        number: Its index, from 0, in the order of NVML, HIP or RAPL.
-        scope: What its power covers.
-        limit_w: The power limit, in W, if somebody has changed it; 0 if it is the vendor's default.
-        highest_limit_w: The power limit or the vendor's, in W, whichever is higher. It is of the
+        sensor: the interface that reads it: nvml, amdsmi or rapl.
+        id: a unique and constant id, such as a GPU's UUID.
+        name: the name of its model, or of a RAPL counter, as the driver reports it.
+        number: its index, from 0, in the order of NVML, HIP or RAPL.
+        scope: what its power covers.
+        limit_w: the power limit, in W, if somebody has changed it; 0 if it is the vendor's default.
+        highest_limit_w: the power limit or the vendor's, in W, whichever is higher. It is of the
             same scope as the power.
-        memory_bytes: The size of its memory.
+        memory_bytes: the size of its memory.
         shares_memory: True if it has no memory of its own and uses that of the machine.
-        driver_version: The version of its driver.
-        bus_id: Its PCI address as Linux writes it, 0000:1b:00.0.
-        why_not: Why its power can't be read; empty if it can.
+        driver_version: the version of its driver.
+        bus_id: its PCI address as Linux writes it, 0000:1b:00.0.
+        why_not: why its power can't be read; empty if it can.
     """
 
     sensor: str
@@ -91,7 +91,7 @@ def changed_limit(limits_w: tuple[float, ...]) -> float | None:
     """Return the power limit of a GPU if somebody has changed it.
 
     Args:
-        limits_w: Its limit and the vendor's default; empty if one of them isn't known.
+        limits_w: its limit and the vendor's default; empty if one of them isn't known.
 
     Returns:
         The limit in W; 0 if the vendor's default holds, None if it isn't known.
@@ -107,8 +107,8 @@ class HiddenGpu:
     """A GPU that is installed and can't be used.
 
     Attributes:
-        number: Its index in the driver's order, from 0.
-        reason: Why it can't be used, and what to do about it.
+        number: its index in the driver's order, from 0.
+        reason: why it can't be used, and what to do about it.
     """
 
     number: int
@@ -120,8 +120,8 @@ class VisibleGpus:
     """The GPUs of a process.
 
     Attributes:
-        devices: The GPUs that it can use, in the order in which engines count them.
-        hidden: The GPUs that it can't use.
+        devices: the GPUs that it can use, in the order in which engines count them.
+        hidden: the GPUs that it can't use.
     """
 
     devices: tuple[Device, ...]
@@ -132,14 +132,14 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The state of a device at a moment. A field is None if the device doesn't report it.
 
     Attributes:
-        average_mw: The average power over the last second; on some cards the power at this moment.
-        instant_mw: The power at this moment.
-        sm_clock_mhz: The clock of its processors.
-        memory_clock_mhz: The clock of its memory.
-        temperature_c: Its temperature.
-        throttle_mask: Why its clocks are lowered, as NVML's bits.
-        utilisation_frac: The share of the time in which it computed, from 0 to 1.
-        used_bytes: The memory in use.
+        average_mw: the average power over the last second; on some cards the power at this moment.
+        instant_mw: the power at this moment.
+        sm_clock_mhz: the clock of its processors.
+        memory_clock_mhz: the clock of its memory.
+        temperature_c: its temperature.
+        throttle_mask: why its clocks are lowered, as NVML's bits.
+        utilisation_frac: the share of the time in which it computed, from 0 to 1.
+        used_bytes: the memory in use.
     """
 
     average_mw: int | None = None

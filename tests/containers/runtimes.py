@@ -32,11 +32,11 @@ class RealRuntime:
     """docker or podman.
 
     Attributes:
-        name: Its name.
-        program: The program, with its own flags.
-        start_daemon: Starts its daemon, and returns once it answers; None if it has no daemon that
+        name: its name.
+        program: the program, with its own flags.
+        start_daemon: starts its daemon, and returns once it answers; None if it has no daemon that
             is of these tests.
-        daemon: Its daemon.
+        daemon: its daemon.
     """
 
     name: str

@@ -24,14 +24,14 @@ class FakeHub:
     """What a hub has, and what was asked of it.
 
     Attributes:
-        models: By hub id the files of each model with their content.
-        gated: The models that only a token opens.
-        refused: The models whose terms no account has accepted.
+        models: by hub id the files of each model with their content.
+        gated: the models that only a token opens.
+        refused: the models whose terms no account has accepted.
         facts_are_broken: True if a model's facts are a page and no JSON, as those of a proxy.
-        breaks_after: Closes the connection after so many pieces of a file's content, once.
-        piece_s: How long each piece of a file's content takes.
-        requests: The methods and paths of all requests so far.
-        url: Its address while it runs.
+        breaks_after: closes the connection after so many pieces of a file's content, once.
+        piece_s: how long each piece of a file's content takes.
+        requests: the methods and paths of all requests so far.
+        url: its address while it runs.
     """
 
     models: dict[str, dict[str, bytes]] = field(default_factory=dict)

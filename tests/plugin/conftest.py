@@ -107,8 +107,8 @@ class Suite:
         """Write the tier `cpu` with the usual cases.
 
         Args:
-            folder: Where the tier, the baselines and the runs are.
-            preloaded: Runs the commands in forks; None to start a process for each.
+            folder: where the tier, the baselines and the runs are.
+            preloaded: runs the commands in forks; None to start a process for each.
         """
         self.folder = folder
         self.root = ROOT  # where the commands run

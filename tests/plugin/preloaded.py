@@ -56,10 +56,10 @@ class PreloadedPython:
         """Start the process.
 
         Args:
-            folder: Where the output of the commands is kept.
-            variables: Variables that a process reads as it starts, such as LD_LIBRARY_PATH. The
+            folder: where the output of the commands is kept.
+            variables: variables that a process reads as it starts, such as LD_LIBRARY_PATH. The
                 commands have them too.
-            starter: A program and its options that start the process with other rights.
+            starter: a program and its options that start the process with other rights.
         """
         self.folder = folder
         self._variables = dict(variables or {})
@@ -87,7 +87,7 @@ class PreloadedPython:
         If the first argument is `-c`, the second one is a program, as it is for Python.
 
         Raises:
-            subprocess.TimeoutExpired: It took longer than `timeout_s`, and was killed.
+            subprocess.TimeoutExpired: it took longer than `timeout_s`, and was killed.
         """
         command = Command(
             arguments=tuple(arguments),

@@ -196,9 +196,9 @@ class Victim:
     """A suite whose shards are killed, and the cluster that runs them.
 
     Attributes:
-        suite: The suite. Its script is on disk, where the next server reads it.
-        address: The address of the cluster.
-        temporary: The folder of the temporary files of the cluster's tasks.
+        suite: the suite. Its script is on disk, where the next server reads it.
+        address: the address of the cluster.
+        temporary: the folder of the temporary files of the cluster's tasks.
     """
 
     suite: Suite

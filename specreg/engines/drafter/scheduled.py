@@ -21,9 +21,9 @@ def schedule_of(length_tokens: float, draft_tokens: int) -> tuple[int, ...]:
     For an acceptance length of 2.5, the numbers are 1 and 2.
 
     Args:
-        length_tokens: The acceptance length, which is 1 more than the mean number of accepted
+        length_tokens: the acceptance length, which is 1 more than the mean number of accepted
             drafts. It is rounded to a fraction whose denominator is at most `_MAX_CYCLE_STEPS`.
-        draft_tokens: The number of tokens that a step drafts.
+        draft_tokens: the number of tokens that a step drafts.
     """
     # AL counts the target's own token of each step, which isn't drafted.
     accepted_tokens = min(length_tokens - 1, draft_tokens)
@@ -65,9 +65,9 @@ class ScheduledDrafter:
         """Return the drafts of each request of the batch.
 
         Args:
-            sampled_token_ids: The tokens that the last step has added to each request.
-            num_tokens_no_spec: The number of tokens of each request's text, without drafts.
-            token_ids_cpu: The texts.
+            sampled_token_ids: the tokens that the last step has added to each request.
+            num_tokens_no_spec: the number of tokens of each request's text, without drafts.
+            token_ids_cpu: the texts.
             slot_mappings: vLLM passes it, and it isn't needed.
         """
         del slot_mappings
@@ -108,8 +108,8 @@ def step_after(emitted_tokens: int, schedule: Sequence[int]) -> int:
     """Return how many steps with drafts a request takes to emit a number of tokens.
 
     Args:
-        emitted_tokens: The number of tokens, 1 or more. The prefill emits the first one.
-        schedule: The number of accepted drafts in each step of a cycle.
+        emitted_tokens: the number of tokens, 1 or more. The prefill emits the first one.
+        schedule: the number of accepted drafts in each step of a cycle.
     """
     steps = 0
     emitted = 1

@@ -305,7 +305,7 @@ def _read_texts(path: Path) -> list[str]:
     """Read the first turn of each line of a file.
 
     Raises:
-        DatasetError: The file can't be read, is empty, or has a line that isn't a prompt.
+        DatasetError: the file can't be read, is empty, or has a line that isn't a prompt.
     """
     try:
         # An empty file becomes an empty line, which msgspec refuses with its own words.

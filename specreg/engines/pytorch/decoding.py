@@ -38,11 +38,11 @@ class Row:
     """A job of a batch, and the text decoded for it so far.
 
     Attributes:
-        index: The index of the job in the batch.
-        job: The job.
-        models: The models that decode it.
-        context: The ids of the prompt and of the answer so far.
-        random: The random numbers of this row alone, so that other rows don't change its answer.
+        index: the index of the job in the batch.
+        job: the job.
+        models: the models that decode it.
+        context: the ids of the prompt and of the answer so far.
+        random: the random numbers of this row alone, so that other rows don't change its answer.
         is_finished: True after the last step.
     """
 
@@ -64,9 +64,9 @@ class Row:
         """Add the verified tokens to the text, and return the step.
 
         Args:
-            draft: The k drafts of the step.
-            verified: The number of accepted drafts, and the token after them.
-            logits: The logits of the target, of shape [k + 1, V].
+            draft: the k drafts of the step.
+            verified: the number of accepted drafts, and the token after them.
+            logits: the logits of the target, of shape [k + 1, V].
         """
         # Find out where the answer ends: at its cap, or at a stop token before it.
         new_ids = (*draft.token_ids[: verified.accepted], verified.next_id)
@@ -111,8 +111,8 @@ class Drafter:
         """Learn from the tokens that a step has added to each row.
 
         Args:
-            rows: The rows, with these tokens.
-            logits: The target's logits before each token of the step, of shape [k + 1, V] for
+            rows: the rows, with these tokens.
+            logits: the target's logits before each token of the step, of shape [k + 1, V] for
                 each row. They include the logits after rejected drafts.
         """
 
@@ -241,12 +241,12 @@ class Models:
     """The models that decode, and the limits of decoding with them.
 
     Attributes:
-        target: The model whose text is generated.
-        tokenizer: The tokenizer of the target.
-        new_drafter: Makes the drafter of a batch, given the batch's number of rows.
-        draft_tokens: The largest number of tokens that a step drafts; 0 without speculation.
-        stop_ids: The ids of tokens that end a text.
-        context_tokens: The largest number of tokens of prompt and answer together.
+        target: the model whose text is generated.
+        tokenizer: the tokenizer of the target.
+        new_drafter: makes the drafter of a batch, given the batch's number of rows.
+        draft_tokens: the largest number of tokens that a step drafts; 0 without speculation.
+        stop_ids: the ids of tokens that end a text.
+        context_tokens: the largest number of tokens of prompt and answer together.
     """
 
     target: Model
@@ -261,8 +261,8 @@ def load_models(options: argparse.Namespace) -> Models:
     """Load the models that a command line names, ready to decode.
 
     Raises:
-        ModelError: A model can't be loaded, or target and draft don't fit together.
-        UnsupportedError: A model's cache can't be rolled back, or the devices can't be divided.
+        ModelError: a model can't be loaded, or target and draft don't fit together.
+        UnsupportedError: a model's cache can't be rolled back, or the devices can't be divided.
     """
     draft_name = options.draft_model
     # Check the models by their configurations first, because reading weights takes long.
@@ -318,9 +318,9 @@ def decode(
     """Answer jobs as one batch, and yield the next step of all unfinished answers together.
 
     Args:
-        models: The models that decode.
-        jobs: The jobs, at least one.
-        clock: Returns the monotonic time in nanoseconds.
+        models: the models that decode.
+        jobs: the jobs, at least one.
+        clock: returns the monotonic time in nanoseconds.
 
     Yields:
         The steps by the index of their job.

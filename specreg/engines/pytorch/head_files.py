@@ -35,7 +35,7 @@ def load_head(
     """Load the head of a question from its folder, to the target's device and number format.
 
     Raises:
-        ModelError: It isn't there, isn't built as the heads of `heads.py`, isn't this target's, or
+        ModelError: it isn't there, isn't built as the heads of `heads.py`, isn't this target's, or
             can't read the texts.
     """
     name = question.draft or question.target
@@ -57,7 +57,7 @@ def _read_files(name: str, config_type: type[Config]) -> tuple[Config, Weights]:
     """Read the configuration and the tensors of a head's folder.
 
     Raises:
-        ModelError: They aren't there or can't be read.
+        ModelError: they aren't there or can't be read.
     """
     folder = Path(name)
     try:
@@ -76,7 +76,7 @@ def _check_sizes(config: LayerConfig | MedusaConfig, target: Model) -> None:
     """Check the sizes of a head. It multiplies the target's states, so they must be the target's.
 
     Raises:
-        ModelError: They aren't.
+        ModelError: they aren't.
     """
     target_config = target.config.get_text_config(decoder=True)
     sizes = (config.hidden_size, config.vocab_size)
@@ -90,7 +90,7 @@ def _fill(head: Head, weights: Weights) -> None:
     """Fill a head with its weights.
 
     Raises:
-        ModelError: They aren't the head's.
+        ModelError: they aren't the head's.
     """
     # The tensors may have other names in a checkpoint than in the module.
     module_names = {head.checkpoint_name(name): name for name in head.state_dict()}

@@ -78,7 +78,7 @@ class ParallelEagle3Config(Eagle3Config, frozen=True, kw_only=True):
     """The part of a P-EAGLE head's `config.json` that describes how it is built.
 
     Attributes:
-        ptd_token_id: The token whose embedding stands for a token that isn't known yet.
+        ptd_token_id: the token whose embedding stands for a token that isn't known yet.
     """
 
     ptd_token_id: int
@@ -138,8 +138,8 @@ class Attention(nn.Module):
         """Build the projections.
 
         Args:
-            config: The configuration of the layer.
-            states_read: The number of states per anchor that are read, concatenated.
+            config: the configuration of the layer.
+            states_read: the number of states per anchor that are read, concatenated.
             bias: True if queries, keys and values have a bias.
             norms: True if queries and keys are normed for each attention head, as in Qwen3.
         """
@@ -176,8 +176,8 @@ class Attention(nn.Module):
         """Let each anchor attend to step 0 of all anchors up to itself, and to its own later steps.
 
         Args:
-            query: The queries of the current step, `[rows, heads, anchors, head_dim]`.
-            step_cache: The keys and values of all steps so far.
+            query: the queries of the current step, `[rows, heads, anchors, head_dim]`.
+            step_cache: the keys and values of all steps so far.
 
         Returns:
             The output for each anchor, `[rows, anchors, hidden]`.
@@ -224,11 +224,11 @@ class Layer(nn.Module):
         """Return the next hidden states, `[rows, anchors, hidden]`.
 
         Args:
-            states: The states that the attention reads.
-            hidden: The hidden states to which the layer adds its output.
-            step: The number of the draft step, from 0. In draft step j, the state of an anchor has
+            states: the states that the attention reads.
+            hidden: the hidden states to which the layer adds its output.
+            step: the number of the draft step, from 0. In draft step j, the state of an anchor has
                 the anchor's position plus j.
-            step_cache: The keys and values of the draft steps before; those of this one are
+            step_cache: the keys and values of the draft steps before; those of this one are
                 appended.
         """
         positions = torch.arange(hidden.shape[1], device=hidden.device) + step
@@ -262,11 +262,11 @@ class Head(nn.Module):
         A head with `has_output` returns logits, `[rows, anchors, vocabulary]`.
 
         Args:
-            hidden: The target's states, `[rows, anchors, hidden]`. The states of several layers are
+            hidden: the target's states, `[rows, anchors, hidden]`. The states of several layers are
                 concatenated.
-            embeddings: The embeddings of the tokens after each anchor,
+            embeddings: the embeddings of the tokens after each anchor,
                 `[rows, anchors + drafted - 1, hidden]`.
-            drafted: The number of draft steps, 1 or more.
+            drafted: the number of draft steps, 1 or more.
         """
         step_cache: StepCache = []
         states = []
@@ -284,10 +284,10 @@ class Head(nn.Module):
         """Return the hidden states of the next drafted tokens.
 
         Args:
-            after: The embeddings of the tokens after the anchors.
-            hidden: The hidden states of the anchors.
-            step: The number of the draft step, from 0.
-            step_cache: The keys and values of the draft steps before.
+            after: the embeddings of the tokens after the anchors.
+            hidden: the hidden states of the anchors.
+            step: the number of the draft step, from 0.
+            step_cache: the keys and values of the draft steps before.
         """
         raise NotImplementedError
 

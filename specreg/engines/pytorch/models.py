@@ -43,8 +43,8 @@ def load_model(name: str, dtype: str, *devices: str) -> Model:
         devices: one device, or several GPUs, over which `accelerate` spreads the layers evenly.
 
     Raises:
-        ModelError: The model can't be loaded, or some of its weights are missing.
-        UnsupportedError: Its cache can't be rolled back.
+        ModelError: the model can't be loaded, or some of its weights are missing.
+        UnsupportedError: its cache can't be rolled back.
     """
     device_map: str | dict[str, str] = {"": devices[0]}
     free_bytes = None
@@ -95,7 +95,7 @@ def check_models(target: str, draft: str | None, needed_tokens: int) -> Tokenize
         The target's tokenizer.
 
     Raises:
-        ModelError: A configuration or a tokenizer can't be loaded, a context is too small, or the
+        ModelError: a configuration or a tokenizer can't be loaded, a context is too small, or the
             vocabularies differ.
     """
     config = _load_config(target)
@@ -120,7 +120,7 @@ def check_context(name: str, config: object, needed_tokens: int) -> None:
     """Check that a model's context is large enough. A model that states no context passes.
 
     Raises:
-        ModelError: The context is smaller than `needed_tokens`.
+        ModelError: the context is smaller than `needed_tokens`.
     """
     context_tokens = getattr(config, "max_position_embeddings", None)
     if context_tokens is not None and context_tokens < needed_tokens:
@@ -136,7 +136,7 @@ def _load_config(name: str) -> Any:  # noqa: ANN401 - transformers has no types
     """Load the configuration of a model's decoder.
 
     Raises:
-        ModelError: It isn't there or can't be read.
+        ModelError: it isn't there or can't be read.
     """
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -150,7 +150,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     """Load the tokenizer of a model.
 
     Raises:
-        ModelError: It isn't there or can't be read.
+        ModelError: it isn't there or can't be read.
     """
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)

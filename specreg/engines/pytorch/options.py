@@ -21,7 +21,7 @@ def parse_devices(text: str) -> Devices:
     """Parse one device or several, as `cuda:0,cuda:1`.
 
     Raises:
-        ArgumentTypeError: Several devices aren't different GPUs; argparse prints the message.
+        ArgumentTypeError: several devices aren't different GPUs; argparse prints the message.
     """
     devices = tuple(text.split(","))
     are_gpus = re.fullmatch(r"(cuda:\d+,)+cuda:\d+", text) is not None
@@ -36,7 +36,7 @@ def parse_ratio(text: str) -> Ratio:
     """Parse a ratio of GPUs, as `3:1`.
 
     Raises:
-        ArgumentTypeError: It isn't one; argparse prints the message.
+        ArgumentTypeError: it isn't one; argparse prints the message.
     """
     if not re.fullmatch(r"[1-9]\d*:[1-9]\d*", text):
         message = f"'{text}' is no ratio of two numbers from 1 on; write 3:1 for instance"
@@ -59,7 +59,7 @@ def divide_devices(
         sizes: returns the parameters of target and draft, by which `auto` divides.
 
     Raises:
-        UnsupportedError: A single device can't be divided.
+        UnsupportedError: a single device can't be divided.
     """
     is_shared = placement == "same" or (placement == "auto" and len(devices) == 1)
     if is_shared:

@@ -64,13 +64,13 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
     """Run the models of a question on its texts.
 
     Args:
-        question: The models and the texts.
-        device: The device by PyTorch's name.
+        question: the models and the texts.
+        device: the device by PyTorch's name.
 
     Raises:
-        ModelError: A model isn't there, isn't of the architecture that the method needs, or
+        ModelError: a model isn't there, isn't of the architecture that the method needs, or
             doesn't fit the texts or the target.
-        UnsupportedError: A model's cache can't be rolled back.
+        UnsupportedError: a model's cache can't be rolled back.
     """
     # Check and load the models.
     method = ORACLE_METHODS[question.method.removesuffix("_tree")]
@@ -122,8 +122,8 @@ def load_draft(question: Question, target: Model) -> Model:
     """Load a draft model to the target's device.
 
     Raises:
-        ModelError: The draft can't be loaded.
-        UnsupportedError: Its cache can't be rolled back.
+        ModelError: the draft can't be loaded.
+        UnsupportedError: its cache can't be rolled back.
     """
     return load_model(question.draft, question.dtype, str(target.device))
 
@@ -159,7 +159,7 @@ def other_vocabulary_reader(draft: Model, question: Question, target: Model) -> 
     """Return a function that reads a text with the target and a draft of another vocabulary.
 
     Raises:
-        ModelError: The draft can't read the texts, or shares no tokens with the target.
+        ModelError: the draft can't read the texts, or shares no tokens with the target.
     """
     longest_tokens = max(len(text.ids) for text in question.texts)
     check_context(question.draft, draft.config, longest_tokens)
@@ -180,7 +180,7 @@ def parallel_reader(draft: Model, question: Question, target: Model) -> Read:
     """Return a function that reads a text with the target and PARD's draft model.
 
     Raises:
-        ModelError: The draft has no mask.
+        ModelError: the draft has no mask.
     """
     mask_id = getattr(draft.config, "pard_token", None)
     # In Python a boolean is an integer too.
@@ -236,10 +236,10 @@ def _accepted(choices: Sequence[Tensor], ids: Tensor, first: int) -> tuple[int, 
     """Return the number of accepted drafts of a step that begins at each position of a text.
 
     Args:
-        choices: For each drafted token of a step, the drafts of the steps at all positions,
+        choices: for each drafted token of a step, the drafts of the steps at all positions,
             `[positions]`.
-        ids: The text, `[tokens]`.
-        first: The position at which the first of these steps begins. No step begins before it.
+        ids: the text, `[tokens]`.
+        first: the position at which the first of these steps begins. No step begins before it.
     """
     hits = []
     for depth, drafts in enumerate(choices, first):
@@ -253,10 +253,10 @@ def _accepted_of_chain(choices: Tensor, ids: Tensor, draft_tokens: int) -> tuple
     """Return the accepted drafts by position, of a model that always drafts one token at a time.
 
     Args:
-        choices: What the model drafts after each token of the text that it sees, `[seen tokens]`.
+        choices: what the model drafts after each token of the text that it sees, `[seen tokens]`.
             It is the same in whichever step the token is drafted.
-        ids: The text, `[tokens]`.
-        draft_tokens: The number of tokens that a step drafts.
+        ids: the text, `[tokens]`.
+        draft_tokens: the number of tokens that a step drafts.
     """
     # The last positions are left out, because the text ends before their drafts do.
     windows = choices[:-1].unfold(0, draft_tokens, 1)

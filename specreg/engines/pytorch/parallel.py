@@ -16,10 +16,10 @@ def draft_in_parallel(draft: Model, ids: Tensor, drafted: int, mask_id: int) -> 
     """Return a draft model's logits for the steps that begin after each token of a text.
 
     Args:
-        draft: The draft model.
-        ids: The texts, `[rows, tokens]`.
-        drafted: The number of tokens that a step drafts, 1 or more.
-        mask_id: The token that stands for a token that isn't known yet.
+        draft: the draft model.
+        ids: the texts, `[rows, tokens]`.
+        drafted: the number of tokens that a step drafts, 1 or more.
+        mask_id: the token that stands for a token that isn't known yet.
 
     Returns:
         The logits of each drafted token, `[rows, tokens, vocabulary]`.

@@ -16,7 +16,7 @@ class Reader:
     """Several rows of text that a model reads together, with the model's cache.
 
     Attributes:
-        lengths: The number of tokens of each row that the model has read.
+        lengths: the number of tokens of each row that the model has read.
     """
 
     def __init__(self, model: Model, rows: int) -> None:
@@ -33,9 +33,9 @@ class Reader:
         """Read the next ids of each row, and return the logits after the last of them.
 
         Args:
-            texts: The ids of each row; empty for a row that reads nothing in this call. In the
+            texts: the ids of each row; empty for a row that reads nothing in this call. In the
                 first call every row reads something.
-            logits_wanted: The number of each row's last ids after which logits are returned.
+            logits_wanted: the number of each row's last ids after which logits are returned.
 
         Returns:
             The logits of each row in float32, of shape [logits_wanted, V].
@@ -83,7 +83,7 @@ class Reader:
         """Roll back the last tokens of each row.
 
         Args:
-            tokens: The number of tokens to roll back for each row, 0 or more.
+            tokens: the number of tokens to roll back for each row, 0 or more.
         """
         for row, count in enumerate(tokens):
             columns = self._is_held[row].nonzero().flatten()
@@ -104,7 +104,7 @@ class Reader:
         """Keep only some of the rows.
 
         Args:
-            indices: The indices of the rows to keep, at least one, in ascending order.
+            indices: the indices of the rows to keep, at least one, in ascending order.
         """
         if len(indices) == len(self.lengths):
             return

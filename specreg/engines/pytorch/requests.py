@@ -108,7 +108,7 @@ def parse_body(raw: bytes, kind: type[RequestBody], served: str) -> RequestBody:
     """Parse the body of a request, and check that it asks for the served model.
 
     Raises:
-        ServerRefusedError: It can't be read, has an unknown field, or asks for another model.
+        ServerRefusedError: it can't be read, has an unknown field, or asks for another model.
     """
     try:
         body = msgspec.json.decode(raw, type=kind)
@@ -126,7 +126,7 @@ def build_job(body: RequestBody, tokenizer: Tokenizer, context_tokens: int) -> J
     """Build the job that a body asks for.
 
     Raises:
-        ServerRefusedError: The prompt is empty or has unknown ids, or prompt and answer don't fit
+        ServerRefusedError: the prompt is empty or has unknown ids, or prompt and answer don't fit
             into the context.
     """
     # Turn the request into token ids, and find out how long its answer may be.

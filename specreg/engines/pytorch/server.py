@@ -83,7 +83,7 @@ class App:
         """Queue a job and yield the events of its answer, the counts last.
 
         Raises:
-            ServerError: Its batch can't be answered.
+            ServerError: its batch can't be answered.
         """
         steps = Steps()
         self._waiting.put_nowait((job, steps))

@@ -79,8 +79,8 @@ class NGramStore:
         """Count tokens as followers of each run of tokens at the end of a text.
 
         Args:
-            context: The text.
-            token_ids: The tokens, the best one last: if several followed a run equally often, the
+            context: the text.
+            token_ids: the tokens, the best one last: if several followed a run equally often, the
                 last one is drafted.
         """
         longest = min(LONGEST_RUN_TOKENS, len(context))

@@ -16,22 +16,22 @@ class SharedVocabulary:
     """The tokens that a target and a draft both have.
 
     Attributes:
-        draft_ids: The draft's id of each token of the target. For a token that the draft doesn't
+        draft_ids: the draft's id of each token of the target. For a token that the draft doesn't
             have, it is the id of the draft's unknown token, or of its end token if it has no
             unknown one.
-        target_ids: The target's id of each token of the draft; -1 if the target doesn't have it.
+        target_ids: the target's id of each token of the draft; -1 if the target doesn't have it.
     """
 
     def __init__(self, target: Tokenizer, draft: Tokenizer, sizes: tuple[int, int]) -> None:
         """Compare two tokenizers.
 
         Args:
-            target: The tokenizer of the target.
-            draft: The tokenizer of the draft.
-            sizes: The number of ids of the target and of the draft.
+            target: the tokenizer of the target.
+            draft: the tokenizer of the draft.
+            sizes: the number of ids of the target and of the draft.
 
         Raises:
-            ModelError: They share no token, or the draft has neither an unknown nor an end token.
+            ModelError: they share no token, or the draft has neither an unknown nor an end token.
         """
         unknown_id = draft.unk_token_id
         if unknown_id is None:
@@ -56,7 +56,7 @@ class SharedVocabulary:
         """Return the target's ids of the likeliest tokens among those that both have.
 
         Args:
-            logits: The logits of the draft, `[..., vocabulary]`.
+            logits: the logits of the draft, `[..., vocabulary]`.
         """
         target_ids = self.target_ids.to(logits.device)
         shared = logits.masked_fill(target_ids < 0, float("-inf"))

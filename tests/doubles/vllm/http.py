@@ -49,7 +49,7 @@ class Request:
         """Writes a part of a stream.
 
         Raises:
-            ConnectionResetError: The client is gone.
+            ConnectionResetError: the client is gone.
         """
         await self._connection.send(h11.Data(data=content))
 
@@ -70,7 +70,7 @@ class _Connection:
         """Reads the next request; None if the client is gone.
 
         Raises:
-            h11.RemoteProtocolError: It is no HTTP.
+            h11.RemoteProtocolError: it is no HTTP.
         """
         head: h11.Request | None = None
         body = bytearray()
@@ -101,7 +101,7 @@ class _Connection:
         """Writes a part of an answer.
 
         Raises:
-            ConnectionResetError: The client is gone.
+            ConnectionResetError: the client is gone.
         """
         # A client never closes its half of a connection from which it still reads.
         if self._reader.at_eof() or self._writer.is_closing():
