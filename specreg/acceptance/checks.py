@@ -38,6 +38,7 @@ def check_requests(traces: Sequence[RequestTrace]) -> None:
             prompt=first_failed.prompt_id,
             error=first_failed.error or "the stream ended without a finish reason",
         )
+
     for trace in traces:
         if trace.usage_tokens is None:
             raise InvalidMeasurementError("USAGE_MISSING", prompt=trace.prompt_id)
@@ -73,11 +74,13 @@ def check_acceptance(
     expected_drafts = drafted_tokens or draft_tokens
     total = record.total
     depth = len(total.position_counts)
+
     # A histogram may end at the most drafts that one step accepted. The drafts that were proposed
     # then show how many a step drafts. `_check_drafting` has made sure that there are steps.
     drafts_per_step = (total.proposed or 0) // total.steps
     drafts = max(depth, drafts_per_step)
     drafts_differ = drafts != expected_drafts
+
     # If the number of drafts varies from step to step, its maximum may not show, so only a larger
     # number than expected is an error.
     if _drafts_vary(record):
@@ -90,6 +93,7 @@ def check_acceptance(
             expected=expected_drafts,
             expected_accepted=draft_tokens,
         )
+
     check_counts(total, "all requests", drafted_tokens=expected_drafts)
     for prompt in record.prompts:
         subject = f"prompt '{prompt.prompt_id}'"
@@ -103,6 +107,7 @@ def _check_drafting(record: AcceptanceRecord) -> None:
         # D is assumed to be k per step here, whether the server drafts or not. A drafter that is
         # off looks like one that is never right, so only accepted drafts prove that it is on.
         counts = dataclasses.replace(counts, proposed=None)
+
     drafts = counts.proposed
     if drafts is None:
         drafts = counts.accepted
@@ -122,6 +127,7 @@ def _drafts_vary(record: AcceptanceRecord) -> bool:
         return False
     if record.total.proposed is None:
         return True
+
     # If all steps draft equally many tokens, each ratio of drafts to steps is that whole number.
     counts_of_all = [record.total, *(prompt.counts for prompt in record.prompts)]
     drafts_per_step = {
@@ -149,6 +155,7 @@ def check_pinned_length(record: AcceptanceRecord, length_tokens: float, in_fligh
     measured_tokens = record.total.acceptance_length or 0.0
     extra_draft_frac = length_tokens % 1
     variance_of_draw = extra_draft_frac * (1 - extra_draft_frac)
+
     # The requests of a batch may share a draw (SGLang), so there are fewer draws than steps.
     variance = variance_of_draw * in_flight / max(record.total.steps, 1)
     standard_error = math.sqrt(variance)
@@ -198,6 +205,7 @@ def _check_emitted(
     steps = counts.steps
     if chunks > steps:
         steps = chunks + sum(trace.hidden_steps(draft_tokens) for trace in traces)
+
     # The prefill emits the first token of each request.
     most_tokens = len(traces) + counts.accepted + steps
     if tokens > most_tokens:
@@ -249,11 +257,13 @@ def check_counters(before: Counters, after: Counters) -> Counters:
     requests = None
     if after.requests is not None and before.requests is not None:
         requests = after.requests - before.requests
+
     # A server may leave a counter out until it counts something.
     further = {
         name: after.further.get(name, 0.0) - before.further.get(name, 0.0)
         for name in {**before.further, **after.further}
     }
+
     # A counter never falls, unless the server was restarted and counts from 0 again.
     differences = [steps, requests or 0, *further.values()]
     changes_text = f"steps changed by {steps}"
@@ -266,6 +276,7 @@ def check_counters(before: Counters, after: Counters) -> Counters:
         changes_text += f", {name} by {rise:g}"
     if min(differences) < 0:
         raise InvalidMeasurementError("COUNTERS_FELL", changes=changes_text)
+
     # A request that runs at either end may be one that somebody else sent.
     at_ends = (before.running_requests, after.running_requests)
     known = [running for running in at_ends if running is not None]
@@ -374,13 +385,16 @@ def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None
             steps=counts.steps,
             most=most_accepted,
         )
+
     most_drafts = most_accepted
     if drafted_tokens is not None:
         most_drafts = counts.steps * drafted_tokens
+
     # If D is unknown, A still must not exceed n·S.
     drafts = counts.proposed
     if drafts is None:
         drafts = most_drafts
+
     # All steps, then those that accepted one draft or more, two or more, and so on. No number may
     # exceed the one before it.
     steps_by_depth = (counts.steps, *counts.position_counts)

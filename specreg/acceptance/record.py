@@ -90,6 +90,7 @@ class StepCounts(Counts[int]):
         """
         steps_by_accepted = tuple(histogram)
         accepted = sum(j * steps for j, steps in enumerate(steps_by_accepted))
+
         # A step that accepted j drafts has accepted the first, the second, … and the j-th.
         positions = range(1, len(steps_by_accepted))
         position_counts = [sum(steps_by_accepted[position:]) for position in positions]
@@ -274,6 +275,7 @@ class Counters:
                     count // copies.positions for count in counts.position_counts
                 ),
             )
+
         requests = self.requests
         further = {
             name: amount / copies.further.get(name, 1) for name, amount in self.further.items()
@@ -410,6 +412,7 @@ class AcceptanceRecord:
             total = sum((prompt.counts for prompt in prompts), NO_STEPS)
         elif self.later_tokens is not None:
             total = total.over_all_steps(self.later_tokens)
+
         return dataclasses.replace(
             self, total=total, prompts=prompts, counted=CountedSteps.ALL, rounds=rounds
         )

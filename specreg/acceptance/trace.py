@@ -147,6 +147,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
                 later_tokens=largest_tokens,
                 step_tokens=draft_tokens + 1,
             )
+
         # A step emits one token more than it accepts, so the sizes from 1 on are the histogram.
         steps_by_accepted = self.chunk_sizes[1:]
         padding = (0,) * (draft_tokens + 1 - len(steps_by_accepted))

@@ -52,4 +52,5 @@ def changed_lengths(measured: CountsTable, reference: CountsTable) -> tuple[Leng
                 prompt_id=prompt_id, before_tokens=before_tokens, now_tokens=now_tokens
             )
             changes.append(change)
+
     return tuple(changes)

@@ -121,6 +121,7 @@ class CaseSpreads:
             variance = variance_of(logs)
             if variance is not None:
                 launch_variances[name] = variance
+
         run_variances = {
             name: Variance(value=metric_noise.between_frac**2, freedom=metric_noise.runs - 1)
             for name, metric_noise in noise.items()
@@ -263,6 +264,7 @@ class BaselineComparison:
             return Reason.of(
                 "few_shared_prompts", prompts=prompts, needed=FEWEST_PROMPTS, remedy=remedy
             )
+
         parts = ratio_parts(metric, self.measured)
         ratio = _quotient(parts)
         expected = self.expected_ratio(metric)
@@ -279,7 +281,9 @@ class BaselineComparison:
             _, denominators = side_parts
             if _depends_on_few_prompts(denominators):
                 return Reason.of("few_stepping_prompts", needed=FEWEST_PROMPTS)
+
         effect = change_of_ratio(parts, recorded_parts, expected)
+
         # The ratio of AL is AL - 1, so the values are shown with the origin added again.
         return RatioChange(metric.origin + ratio, metric.origin + expected, effect)
 
@@ -293,6 +297,7 @@ class BaselineComparison:
             its spread is missing.
         """
         replay = self.measurement.replay
+
         # If the speedup is invalid, the rounds of the control may be the reason.
         if Family.SPEEDUP in self.measurement.invalid:
             return None
@@ -316,6 +321,7 @@ class BaselineComparison:
             value = self.baselines.baseline.expected_value(metric)
         elif self.baselines.published is not None:
             value = self.baselines.published.value(metric.name)
+
         if value is None:
             return None
         return value - metric.origin
@@ -347,6 +353,7 @@ def compare(
     has_measured = measured is not None and bool(measured.prompt_ids)
     has_recorded = recorded is not None and bool(recorded.prompt_ids)
     sides = [[record] for record in (measured, recorded) if record and record.prompt_ids]
+
     # The table of the run comes first, and the one of the baseline last.
     tables = common_tables(*answers_in_common(*sides))
     return BaselineComparison(
@@ -387,8 +394,10 @@ def counting_difference(
 
     counts = (table.accepted, *table.position_counts)
     second_counts = (second_table.accepted, *second_table.position_counts)
+
     # A side that drafts fewer tokens has fewer positions.
     is_same_count = np.all(list(map(np.equal, counts, second_counts)), axis=0)
+
     # On a GPU some answers take other steps although nothing has changed. If a drafter changes,
     # nearly all that count otherwise do.
     counted_otherwise = (is_same_work & ~is_same_count).sum()
@@ -478,12 +487,14 @@ def paired_counts(
     measured_records = [launch.acceptance for launch in measured if launch.acceptance]
     reference_records = [launch.acceptance for launch in reference if launch.acceptance]
     all_records = [*measured_records, *reference_records]
+
     # Records of different sources or views count different things.
     for record in all_records:
         first = all_records[0]
         if not record.counts_as(first.source, first.view):
             tags = sorted({f"{record.source} {record.view}" for record in all_records})
             return Reason.of("sources_differ", ways=", ".join(tags))
+
     answers = answers_in_common(measured_records, reference_records)
     measured_table, reference_table = common_tables(*answers)
     return PairedCounts(measured_table, reference_table)
@@ -497,6 +508,7 @@ def paired_ratio_change(metric: Metric, counts: PairedCounts) -> Effect | Reason
         return Reason.of(
             "few_shared_prompts", prompts=prompts, needed=FEWEST_PROMPTS, remedy=remedy
         )
+
     effect = _change_of_tables(metric, counts.measured, counts.reference)
     if effect is None:
         return Reason.of("no_ratio")
@@ -605,6 +617,7 @@ def spreads_of(own: CaseSpreads, others: Sequence[CaseSpreads] = ()) -> Mapping[
             freedom=launch_variance.freedom,
             between_freedom=run_variance.freedom,
         )
+
     return spreads
 
 
@@ -628,6 +641,7 @@ def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
         current_value = getattr(current, name)
         if recorded_value != current_value:
             differences.append(f"{name}: {recorded_value} -> {current_value}")
+
     return ", ".join(differences)
 
 
@@ -658,6 +672,7 @@ def clock_invalidity(launches: Iterable[Measurement], baseline: Baseline | None)
                     clock_mhz=device.sm_clock_mhz,
                     recorded_mhz=recorded.sm_clock_mhz,
                 )
+
     return None
 
 
@@ -669,6 +684,7 @@ def recorded_devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice
         power = launch.replay.power if launch.replay else None
         for record in power.case.devices if power and power.case else ():
             records_by_device.setdefault(record.device.id, []).append(record)
+
     devices = []
     for records in records_by_device.values():
         last = records[-1]
@@ -684,6 +700,7 @@ def recorded_devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice
             sm_clock_mhz=median_mhz,
         )
         devices.append(device)
+
     return tuple(devices)
 
 

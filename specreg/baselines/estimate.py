@@ -71,6 +71,7 @@ def estimate_of(
     if case.control:
         cases.append(dataclasses.replace(case, server=case.control, control=None))
     paces = [_pace(arm_case, store, kind, among) for arm_case in cases]
+
     # With a fixed request rate, the next prompt isn't sent before its time.
     rate = case.load.requests_per_s
     least_pace_s = 1 / rate if rate else 0.0
@@ -90,6 +91,7 @@ def estimate_of(
         if case.load.duration_s:
             timed_s = case.rounds * case.load.duration_s
         arms_s.append(pace_s * warm_up_requests + timed_s + case.judging.power_s)
+
     case_s, *control_s = arms_s
     if case.control:
         # Answers that differ from the control's are requested again. All of them may differ.
@@ -108,6 +110,7 @@ def _pace(
     if among is not None:
         paths = [path for path in paths if path in among]
     baselines, _ = read_baselines(paths)
+
     # The baseline of this machine comes first, because False is less than True.
     ordered = sorted(
         baselines.values(), key=lambda baseline: baseline.environment != store.environment
@@ -121,6 +124,7 @@ def _pace(
                 source = f"recorded on {baseline.environment.name}"
             tokens = _tokens_per_prompt(baseline) or most_tokens
             return tokens / statistics.median(speeds), source
+
     # The requests in flight share each step, so a prompt takes only a part of its steps' time.
     guessed_s = most_tokens * _guessed_step_s(case, kind) / case.in_flight
     return guessed_s, "guess"
@@ -147,6 +151,7 @@ def _guessed_step_s(case: Case, kind: str) -> float:
         # Each drafted token is assumed to read the weights of the draft once.
         drafts_gib = server.draft_tokens * (server.sizes.draft_gib or 0)
         weights_gib = server.sizes.target_gib + drafts_gib
+
     read_s = weights_gib / server.parallel.tensor / READ_GIB_PER_S
     return max(read_s, _LEAST_STEP_S[kind])
 
@@ -178,6 +183,7 @@ def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gp
         group_gpus = min(server.parallel.gpus, gpus)
         ended_s = busy_s[group_gpus - 1] + duration_s
         busy_s[:group_gpus] = [ended_s] * group_gpus
+
     return max(busy_s)
 
 
@@ -199,6 +205,7 @@ def measured_together(cases: Sequence[Case], fit: Fit) -> list[tuple[Case, ...]]
         groups.append(group)
         for grouped_case in group:
             del ungrouped[grouped_case]
+
     return groups
 
 
@@ -219,6 +226,7 @@ def group_s(group: Sequence[Case], estimates: Mapping[str, Estimate]) -> float:
         else:
             own_s += estimate.case_s - estimate.control_s
             controls_s.append(estimate.control_s)
+
     return own_s + max(controls_s)
 
 

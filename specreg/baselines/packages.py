@@ -41,10 +41,12 @@ def record_packages(folder: Path, packages: Sequence[str]) -> None:
         return
     sha256 = packages_sha256(packages)
     path = packages_path(folder, sha256)
+
     # A file that somebody has changed, or that can't be read, is written again.
     with contextlib.suppress(BaselineError):
         recorded_packages(folder, sha256)
         return
+
     try:
         replace_file(path, "".join(f"{line}\n" for line in packages).encode())
     except OSError as error:
@@ -65,6 +67,7 @@ def recorded_packages(folder: Path, sha256: str) -> tuple[str, ...]:
         text = read_regular(path, MIB).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise BaselineError(f"packages '{path}': {cause_of(error)}; {advice}") from error
+
     packages = tuple(text.splitlines())
     if packages_sha256(packages) != sha256:
         problem = "changed since it was written, as its checksum is another one"
@@ -106,4 +109,5 @@ def package_remarks(folder: Path, measurement: Measurement, baseline: Baseline) 
     except BaselineError as error:
         yield f"{remark}, which can't be named: {error}"
         return
+
     yield f"{remark}: {render_differences(recorded, measurement.packages)}"

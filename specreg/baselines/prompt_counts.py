@@ -94,6 +94,7 @@ def answers_in_common(
         for record in side:
             answers += _in_rounds(record, rounds) if rounds else record.prompts
         answers_by_side.append(tuple(answers))
+
     return tuple(answers_by_side)
 
 
@@ -117,6 +118,7 @@ def _in_rounds(
             counts=round_acceptance.counts,
             completion_tokens=round_acceptance.completion_tokens,
         )
+
     answers_by_prompt: dict[str, list[PromptAcceptance]] = {}
     for answer in record.prompts:
         answers_by_prompt.setdefault(answer.prompt_id, []).append(answer)
@@ -168,6 +170,7 @@ def _turns_by_prompt(answers: Iterable[PromptAcceptance]) -> _TurnsByPrompt:
         turn.counts += answer.counts
         turn.tokens += answer.completion_tokens
         turn.answers += 1
+
     return turns_by_prompt
 
 

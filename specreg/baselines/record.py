@@ -141,6 +141,7 @@ def record_measurements(
         left_out = (
             f"baseline of '{case.id}': written without new values of {render_invalid(invalid)}"
         )
+
     return RecordedBaseline(path=path, old=old, new=baseline, left_out=left_out)
 
 
@@ -154,6 +155,7 @@ def _check_recordable(
             made up a device; the launches disagree; or no draft was accepted.
     """
     first = measurements[0]
+
     # Without acceptance, the speeds are all there is to record. Power may be missing, because it is
     # recorded separately.
     indispensable = {Family.ACCEPTANCE}
@@ -167,6 +169,7 @@ def _check_recordable(
         if name.startswith(SCRIPTED):
             problem = f"'{name}' is a device that a test made up; measure on a real one"
             raise _refusal(first.case, problem)
+
     _check_acceptance_agrees(measurements)
     _check_accepted(measurements)
 
@@ -182,6 +185,7 @@ def _provenance_of(
     draft_sha256 = ""
     if measurement.draft:
         draft_sha256 = model_sha256(measurement.draft)
+
     # The date in UTC doesn't depend on where the machine is.
     today = dt.datetime.now(tz=dt.UTC).date()
     return schema.Provenance(
@@ -246,6 +250,7 @@ def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> In
         power = measurement.replay.power if measurement.replay else None
         if power is not None and power.invalid is not None:
             invalid[Family.POWER] = power.invalid
+
     # These reasons take precedence, so they come last.
     for measurement in measurements:
         invalid.update(measurement.invalid)
@@ -272,6 +277,7 @@ def _speeds_of(
             " --specreg-launches"
         )
         raise _refusal(first.case, problem)
+
     launches = tuple(_valid_speeds(measurement, invalid) for measurement in measurements)
     has_launch_without_speed = not all(launches)
     if invalid and has_launch_without_speed:
@@ -307,6 +313,7 @@ def _with_earlier_speeds(
     if not speeds:
         return tuple(dict(launch) for launch in earlier_launches)
     earlier_speeds = [_speeds_in(invalid.keys(), launch) for launch in earlier_launches]
+
     # Without earlier values of these families, nothing is added to the new launches. (If there
     # were more earlier launches than new ones, the pairs below would add launches without speeds.)
     if not any(earlier_speeds):
@@ -415,4 +422,5 @@ def commit_of(folder: Path) -> str:
         )
     except OSError:
         return ""
+
     return completed.stdout.strip()

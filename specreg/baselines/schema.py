@@ -316,6 +316,7 @@ def load_baseline(path: Path) -> Baseline | None:
         raise BaselineError(
             f"baseline '{path}': {why_unusable(content, error)}; {_ADVICE}"
         ) from error
+
     return baseline
 
 
@@ -394,6 +395,7 @@ def read_baselines(paths: Iterable[Path]) -> tuple[dict[Path, Baseline], list[st
         else:
             if baseline is not None:
                 baselines[path] = baseline
+
     return baselines, errors
 
 
@@ -403,6 +405,7 @@ def render_baseline(baseline: Baseline) -> str:
     Settings that have their default are written too, because the defaults may change.
     """
     content = msgspec.to_builtins(baseline)
+
     # Fields that were added later are left out if they are empty, so that old files don't change.
     if baseline.environment.power_limit_w == 0:
         del content["environment"]["power_limit_w"]
@@ -425,6 +428,7 @@ def schema_of(*kinds: type[msgspec.Struct]) -> dict[str, Any]:
             # Python 3.13 removes the indentation of docstrings, and schemas must be equal with all
             # versions of Python.
             definition["description"] = inspect.cleandoc(definition["description"])
+
     schema = {"anyOf": list(references)}
     if len(kinds) == 1:
         [schema] = references
@@ -453,6 +457,7 @@ def stored_acceptance(
         return None
     further_launches = {}
     rounds = [_stored_round(round_acceptance, 1) for round_acceptance in fullest.rounds]
+
     # Launches that repeat the answers of the fullest one would add nothing.
     if not all(launch.repeats(fullest) for launch in further):
         for number, launch in enumerate(further, start=2):
@@ -461,6 +466,7 @@ def stored_acceptance(
             rounds += [
                 _stored_round(round_acceptance, number) for round_acceptance in launch.rounds
             ]
+
     prompts = tuple(map(_stored_prompt, fullest.prompts))
     return StoredAcceptance(
         source=fullest.source,
@@ -537,6 +543,7 @@ def check_figures(baseline: Baseline) -> None:
         for name, value in launch.items():
             if not 0 < value < math.inf:
                 raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", figure=name, value=value)
+
     for name, noise in baseline.noise.items():
         if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
             figure = f"noise of {name}"
@@ -546,6 +553,7 @@ def check_figures(baseline: Baseline) -> None:
     record = load_acceptance(baseline.acceptance)
     if record is None:
         return
+
     # A step that drafts a tree drafts more tokens than it has positions.
     drafted_tokens = baseline.case.tree.drafted_tokens if baseline.case.tree else None
     for prompt in record.prompts:
@@ -589,11 +597,13 @@ def _render(value: object, indent: str) -> str:
         ]
         content = ",\n".join(rows)
         return f"{{\n{content}\n{indent}}}"
+
     if _holds_containers(value):
         items = [json.dumps(item, ensure_ascii=False, sort_keys=True) for item in value]
         rows = [f"{deeper}{item}" for item in items]
         content = ",\n".join(rows)
         return f"[\n{content}\n{indent}]"
+
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -752,6 +762,7 @@ def _load_figure(path: Path) -> PublishedFigure:
     except (OSError, *UNREADABLE) as error:
         problem = cause_of(error)
         raise BaselineError(f"{subject}: {problem}; {advice}") from error
+
     for contradiction in _contradictions(published):
         raise BaselineError(f"{subject}: {contradiction}; {advice}")
     return published

@@ -101,6 +101,7 @@ class BaselineStore:
         """
         exact = self._exact(case)
         control = self._control(case, settings)
+
         # Without a baseline of this machine, look for another machine's, then for a publication.
         nearest: Baseline | None = None
         published: PublishedFigure | None = None
@@ -184,6 +185,7 @@ class BaselineStore:
             target_sha256=settings.target_sha256, prompts_sha256=settings.prompts_sha256
         )
         baseline: Baseline | None = None
+
         # If the file can't be read, the control's own case reports it.
         with contextlib.suppress(BaselineError):
             baseline = self._exact(case.control_case)

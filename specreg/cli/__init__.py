@@ -125,6 +125,7 @@ class CommandGroup(typer.core.TyperGroup):
             # Typer shows the type of an argument even beside its name.
             if isinstance(parameter, typer.core.TyperArgument):
                 vars(parameter)["display_type_rich"] = lambda **_: ""
+
         return name, command, arguments
 
 

@@ -86,6 +86,7 @@ def baselines(
             reason,
         )
         rows.append(cells)
+
     head = (
         "baseline",
         "recorded",
@@ -163,6 +164,7 @@ def selftest(
         # One unlucky series of a few exceeds any limit.
         say(f"NOT JUDGED: these rows need {_FEWEST_SERIES} series, and {series} were simulated")
         rows_hold = True
+
     raise typer.Exit(0 if holds and rows_hold else 1)
 
 
@@ -209,6 +211,7 @@ def matrix(
             f"-k '{text}': no case of tier '{chosen.name}' has it in its id; leave it out to see"
             " all ids"
         )
+
     chosen = dataclasses.replace(chosen, cases=cases)
     if commands:
         say(_render_commands(root.resolve(), chosen))
@@ -238,6 +241,7 @@ def _render_commands(root: Path, tier: Tier) -> str:
         for spec in dict.fromkeys((case.control, case.server)):
             if spec is not None:
                 ids_by_server.setdefault(spec, []).append(case.id)
+
     return "\n\n".join(
         f"# {', '.join(case_ids)}\n{shell_command(root, spec, provision)}"
         for spec, case_ids in ids_by_server.items()
@@ -268,6 +272,7 @@ def view_of_tier(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> I
     if licences:
         yield Details("licences of the models", tuple(map(Text, licences)))
     names = sorted({case.request.dataset for case in tier.cases})
+
     # Only a dataset that needs to be prepared has a licence.
     licensed = [dataset for dataset in map(dataset_named, names) if dataset.licence]
     if licensed:
@@ -277,6 +282,7 @@ def view_of_tier(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> I
 def _time_lines(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> Iterator[str]:
     """Yield estimates of how long it takes to run and to record a tier, on one GPU and on all."""
     kind = "gpu" if tier.needs_gpus else "cpu"
+
     # Without a GPU, the times are estimated for a usual GPU.
     one_gpu = ""
     if tier.needs_gpus:
@@ -340,5 +346,6 @@ def _matrix_row(case: Case, estimate: Estimate, *, on_gpu: bool) -> tuple[str, .
         gpus = str(case.server.parallel.gpus_by_node)
         if case.memory_gib is not None:
             memory = str(math.ceil(case.memory_gib))
+
     minutes = f"{estimate.case_s / _S_PER_MIN:.1f}"
     return case.id, gpus, memory, str(case.request.prompts), minutes, estimate.source

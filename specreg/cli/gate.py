@@ -39,6 +39,7 @@ def _command(function: Callable[[Any], int]) -> Callable[..., None]:
     options_type = get_type_hints(function)["options"]
     all_hints = get_type_hints(options_type, include_extras=True)
     hints = {name: hint for name, hint in all_hints.items() if hasattr(hint, "__metadata__")}
+
     # The signature of the dataclass has all parameters. It only lacks the defaults that are made
     # for each instance, which are lists here.
     list_fields = {
@@ -132,11 +133,13 @@ def bisect(options: BisectOptions) -> int:
         last_good, *between, first_bad = find_change(options, tier, tier.named(options.case))
     finally:
         say(f"gates: {options.folder}; to continue, type the same command again")
+
     screen = screen_here()
     if not between:
         answer = f"{options.case} became worse in {first_bad}; {last_good} is good"
         say(render_view([VerdictLine(tone=Tone.BAD, text=answer)], screen), styled=screen.color)
         return 0
+
     change = f"after {last_good}, and in {first_bad} at the latest"
     undecided = f"undecided: {', '.join(between)}"
     answer = f"{options.case} became worse {change}; {undecided}"
@@ -167,4 +170,5 @@ def soak(options: SoakOptions) -> int:
             screen = screen_here()
             view = view_of_soak(running_soak, verdicts, screen)
             say(render_view(view, screen), styled=screen.color)
+
     return exit_status(verdicts)

@@ -119,6 +119,7 @@ def _files() -> Iterator[tuple[str, str]]:
     yield f"{DEFAULT_OPTIONS.baselines}/.gitkeep", ""
     yield "pytest.toml", _PYTEST
     yield ".gitignore", _IGNORED
+
     # In formatted code, two empty lines separate the functions of a module.
     parts = (OWN_REPOSITORY / "noxfile.py").read_text().split("\n\n\n")
     head = _NOXFILE.replace("<origin>", _origin())
@@ -131,6 +132,7 @@ def _origin() -> str:
         origin = importlib.metadata.distribution("specreg").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
         origin = None
+
     if origin is None:
         return f"=={__version__}"
     source = json.loads(origin)

@@ -167,6 +167,7 @@ def _folder_of(runs: Path, run: str | None) -> Path:
         return runs / run
     judged = [name for name in names if _has_judged(runs / name)]
     chosen = judged[0] if judged else names[0]
+
     # The name of a run begins with its time.
     last = max(path.name for path in runs.iterdir() if path.is_dir())
     if last > chosen:

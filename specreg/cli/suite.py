@@ -172,6 +172,7 @@ def judge(
             real_path(root), options, run, tolerances_frac, frozenset(without or ())
         )
         result = judged.result()
+
     status = exit_status(result.verdicts)
     verdict = run_verdict(result, status, cut_short=not judged.is_whole)
     command = shlex.join(("specreg", *sys.argv[1:]))
@@ -195,6 +196,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
     except OSError as error:
         message = f"--into '{into}': {error.strerror}; name a folder that can be made"
         raise SpecregError(message) from error
+
     # If no shard has a plan, loading the first one raises an error that names the plan.
     begun = [run for run in runs if has_plan(run)] or runs
     remarks = [
@@ -215,6 +217,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         merged, shard_remarks = merge_shards(context, shards, missing_is_invalid=True)
         remarks += shard_remarks
         result = merged.result()
+
     failed_otherwise = any(shard.failed_otherwise for shard in shards)
     status = exit_status(result.verdicts) or int(failed_otherwise)
 
@@ -224,6 +227,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         recorded, all_written = record_baselines(result, screen)
         status = status or int(bool(remarks) or not all_written)
         say("\n\n".join(recorded), styled=screen.color)
+
     verdict = run_verdict(result, status, cut_short=not merged.is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
     report, lines = record_run(result, verdict, command=command, remarks=remarks)
@@ -266,6 +270,7 @@ def ray(
     except ImportError as error:
         message = f"specreg ray: Ray isn't installed; {install_command('ray')}"
         raise SpecregError(message) from error
+
     # Cut the run. If there are fewer groups of servers than shards, some shards are empty.
     root = real_path(root)
     arguments_given = tuple(arguments or ())
@@ -295,6 +300,7 @@ def ray(
         # Each node has one unit of the resource that is named after its kind of GPU. Asking for a
         # little of it restricts the task to such nodes.
         resources = {f"accelerator_type:{gpu_kind}": 0.001}
+
     waiting = {}
     for shard in cut:
         shard_task = task.options(
@@ -438,4 +444,5 @@ def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[Shard]:
             "specreg ray: the run can't be cut into shards, because pytest ended with status"
             f" {done.returncode}; correct what it reports:\n{done.stdout[-2000:]}{done.stderr}"
         )
+
     return msgspec.json.decode((root / SHARDS_FILE).read_bytes(), type=list[Shard])

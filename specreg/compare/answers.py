@@ -88,6 +88,7 @@ def answer_verdict(pair: Pair, ledger: Ledger) -> Verdict:
         saved = msgspec.convert(line.verdict, SavedVerdict)
         outcome = Outcome(saved.outcome)
         return _verdict_on(pair, outcome, value=saved.value, reason=saved.reason)
+
     failures = [
         failure
         for failure in ledger.failures
@@ -106,6 +107,7 @@ def _is_worth_asking(pair: Pair, ledger: Ledger) -> bool:
     """Return whether the answers of a pair are missing, and few launches tried to compare them."""
     if answer_verdict(pair, ledger).outcome is not Outcome.INVALID:
         return False
+
     # A launch that was taken over from an interrupted gate tried nothing.
     made = [
         launch for launch in ledger.launches if launch.case_id == pair.id and not launch.is_resumed
@@ -134,6 +136,7 @@ def can_ask(pair: Pair, number: int, sides: Collection[Side], ledger: Ledger) ->
         return False
     if {*sides} >= {*COMPARED}:
         return True
+
     # If the sides run in turn, A answers first, and B's answers are compared with A's.
     knows_a = ledger.check(pair.id, ANSWERS) is not None
     return knows_a if Side.B in sides else not knows_a
@@ -146,6 +149,7 @@ def were_all_equal(pair: Pair, number: int, prompts: Sequence[Prompt], ledger: L
         launch.measurement.replay.rounds if launch and launch.measurement.replay else ()
         for launch in launches
     )
+
     # `were_equal` compares a case with its control, and here side B with side A.
     timed = Replay(rounds=rounds_of_b, control_rounds=rounds_of_a)
     return all(were_equal(timed, prompt) for prompt in prompts)
@@ -284,6 +288,7 @@ def compare_answers(
         return list(itertools.islice(remaining_answers, len(texts)))
 
     turns = ask_each_turn(server.endpoint, case, prompts, next_answers_of_a)
+
     # If the sides have different prompt tokens, their answers can't be compared.
     tokenized_otherwise = [f"'{turn.name}'" for turn in turns if turn.text != turn.answer.prompt]
     if tokenized_otherwise:
@@ -304,6 +309,7 @@ def compare_answers(
         regenerate_b = functools.partial(ask_b, batch)
     answers_of_b = ask_b()
     score_on_b = functools.partial(score, server.endpoint)
+
     # A case may allow no rounding for speculation, but another version may have other kernels.
     rounding_nats = max(case.judging.rounding_nats, ROUNDING_NATS)
     losslessness = check_lossless(
@@ -317,6 +323,7 @@ def compare_answers(
         # Without A's probabilities, those of B still decide.
         with contextlib.suppress(InvalidMeasurementError):
             losslessness = judged_by_a(losslessness, score_on_a)
+
     outcome = Outcome.PASS
     if losslessness.failures:
         outcome = Outcome.WRONG

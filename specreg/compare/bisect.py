@@ -103,6 +103,7 @@ def find_change(
         found = _compare(version, Search(options, tier, case, good, searched), open_gate)
         options.show(f"{version}: {found.state}{', ' * bool(found.reason)}{found.reason}")
         compared[version] = found
+
     return change_of(versions, compared)
 
 
@@ -130,6 +131,7 @@ def next_version(versions: Sequence[str], compared: Mapping[str, ComparedVersion
     positions = {
         version: position for position, version in enumerate(change) if version not in compared
     }
+
     # Twice the distance from the middle, so that it is whole. The good version isn't tried.
     distances = {
         version: abs(2 * position - len(change) + 1)
@@ -163,12 +165,14 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
         last = Version(bad)
     except InvalidVersion as error:
         raise UnsupportedError(f"{error}; give versions as 0.31.0") from error
+
     for version in (first, last):
         if version not in texts:
             newest_versions = sorted(texts)[-_MAX_NAMED:]
             newest = ", ".join(map(str, newest_versions))
             message = f"version '{version}': was never released; the last ones are {newest}"
             raise UnsupportedError(message)
+
     if not first < last:
         message = f"--good {good} --bad {bad}: the good one must be the older; swap them"
         raise UnsupportedError(message)
@@ -234,7 +238,9 @@ def _compare(version: str, search: Search, open_gate: OpenGate) -> ComparedVersi
         if error.side is not Side.B:
             raise
         return ComparedVersion(state=VersionState.UNKNOWN, reason=error.head)
+
     state = state_of(decision, search.worse_metrics)
+
     # Only the metrics in which the last version is worse matter for the others.
     losses = [verdict for verdict in decision.verdicts if verdict.outcome in _WORSE]
     return ComparedVersion(
@@ -264,6 +270,7 @@ def _gate_against(version: str, search: Search, open_gate: OpenGate) -> Decision
         SideError: the good release can't be measured, or the other one can't start.
     """
     options = search.options
+
     # A gate with other settings gets its own folder, so that it isn't continued by mistake.
     settings = repr((search.case, options.prompts, options.least_s))
     fingerprint = hashlib.sha256(settings.encode()).hexdigest()[:8]
@@ -292,6 +299,7 @@ def _gate_against(version: str, search: Search, open_gate: OpenGate) -> Decision
             " type the same command again, or name another --good"
         )
         raise SideError(Side.A, message)
+
     return decision
 
 

@@ -83,6 +83,7 @@ def run_to_end(
         gate.ledger.close()
         # Show it last, because printing fails on a terminal that was closed.
         show(report)
+
     return decision
 
 
@@ -129,12 +130,14 @@ def record_gate(
         control=decision.control,
         hints=tuple(_hints(gate, decision, resume_options)),
     )
+
     # A page that can't be written must not end a gate that is measuring.
     try:
         record_document(gate.folder / FILE_NAME, report)
         write_outputs(ALWAYS, report, gate.folder, gate.folder)
     except ReportError as error:
         options.show(str(error))
+
     return report
 
 
@@ -162,6 +165,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         expected = verdict.comparison.expected
         if verdict.case_id == pair.id and expected is not None:
             values_of_a[verdict.metric] = expected
+
     launch_of_b = _last_launch(gate, pair, Side.B)
     return CaseReport(
         case_id=pair.id,
@@ -254,6 +258,7 @@ def _hints(gate: Gate, decision: Decision, resume_options: str) -> Iterator[str]
             f"about {counted(needed, 'launch')} of each side would decide: {command}; a quieter"
             " machine needs fewer"
         )
+
     yield from decision.unclear
 
 
@@ -275,6 +280,7 @@ def _lower_demands(decision: Decision, resume_options: str) -> Iterator[str]:
         needed = verdict.needed_launches or 0
         if verdict.fails and needed > MOST_WORTH_ASKING and low_frac is not None:
             losses_frac[verdict.metric] = max(losses_frac.get(verdict.metric, 0.0), -low_frac)
+
     for name, loss_frac in losses_frac.items():
         problem = f"{label_of(name)} isn't decidable at this tolerance, because its launches differ"
         tolerance_frac = math.ceil(100 * loss_frac + 1) / 100
@@ -302,8 +308,10 @@ def _remarks(gate: Gate) -> Iterator[str]:
             last_launch = _last_launch(gate, pair, side)
             if last_launch is not None:
                 yield from workload_remarks(last_launch.figures, side)
+
     yield from _differing_facts(gate)
     yield from dict.fromkeys(_differing_packages(gate))
+
     for launch in gate.ledger.launches:
         if isinstance(launch, FailedLaunch):
             where = f"side {launch.arm}, launch {launch.number}, {launch.case_id}"

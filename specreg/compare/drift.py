@@ -72,6 +72,7 @@ class Trend:
             neighbours = max(products / squares, 0.0)
             # The estimate is biased towards 0, because the line was fitted (Kendall 1954).
             correlation = min(neighbours + (1 + 4 * neighbours) / segments, 1.0)
+
         return cls(
             slope_frac=slope,
             residual_frac=math.sqrt(squares / (segments - 2)),
@@ -96,10 +97,12 @@ class Trend:
         uncertainty = math.sqrt((1 - self.correlation_frac**2) / segments)
         correlation = min(self.correlation_frac + _STANDARD_ERRORS * uncertainty, 1.0)
         information_frac = (1 - correlation) / (1 + correlation)
+
         # A line has two parameters.
         freedom = min(math.floor(segments * information_frac) - 2, _MAX_FREEDOM)
         if freedom < _LEAST_FREEDOM:
             return None
+
         # The sum of squares grows with the number of segments, and with the square of the hours.
         squared_hours = self.spread_h2 * times_as_long**3
         error_frac = self.residual_frac / math.sqrt(squared_hours * information_frac)
@@ -137,6 +140,7 @@ def change_of_parts(values: Sequence[float], hours: Sequence[float]) -> Effect:
     steps = np.diff(part_means(values))
     part_hours = part_means(hours)
     span_h = float(part_hours[-1] - part_hours[0])
+
     # The error of a sum of n steps is √n times that of a single step.
     error_of_sum = float(steps.std(ddof=1)) * math.sqrt(len(steps))
     return Effect(
@@ -168,6 +172,7 @@ def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> f
     effect = trend.effect(times_as_long)
     if effect is None:
         return None
+
     # The drift must exceed what is significant, even if chance makes it look smaller.
     significant_reach = t_quantile(level, effect.freedom)
     missed_reach = t_quantile(_MISSED_LEVEL, effect.freedom)

@@ -71,6 +71,7 @@ class GateExecutor(Executor[GateStep]):
         """
         launches = [_launch_of(step.pair, side, step.number) for side in step.sides]
         self.servers.stop_others({*launches})
+
         try:
             yield from self._ask(step) if step.check else self._measure(step)
         except SideError as error:
@@ -100,6 +101,7 @@ class GateExecutor(Executor[GateStep]):
             server_ids = dict.fromkeys((step.pair.a.server.id, step.pair.b.server.id))
             side_names = f"side{'s' * (len(step.sides) > 1)} {', '.join(step.sides)}"
             self.options.show(f"launch {step.number}, {side_names}: {' > '.join(server_ids)}")
+
         # They load at the same time. Each raises its own error when it is used.
         self.servers.start_all((), list(handles.values()))
         servers = {}

@@ -288,6 +288,7 @@ def _open_ledger(folder: Path, options: GateOptions) -> Ledger:
         SpecregError: the folder has one already, and the gate isn't resumed.
     """
     ledger = Ledger(folder / LEDGER)
+
     # `exists` is False for a link that leads nowhere, but the ledger would be written behind it.
     has_ledger = os.path.lexists(ledger.path)
     if has_ledger and options.resume:
@@ -299,6 +300,7 @@ def _open_ledger(folder: Path, options: GateOptions) -> Ledger:
             " --out"
         )
         raise SpecregError(message)
+
     return ledger
 
 
@@ -316,8 +318,10 @@ def take_over_gate(
     """
     if not os.path.lexists(ledger.path):
         return
+
     # If a launch was repeated, the last one counts.
     ledger.read([ledger.path], last=True)
+
     # The keys have the number 0 here, because a pair may have launches of any number.
     pairs_by_key = {key_of(pair, side, 0): pair for pair, side in itertools.product(pairs, Side)}
     _check_owner(ledger, pairs_by_key.keys())
@@ -331,6 +335,7 @@ def take_over_gate(
             message = f"'{ledger.path}': {pair.id}: {error}"
             options.show(f"{message}; the answers are generated again")
             return False
+
         return True
 
     ledger.take_over(fits=fits)
@@ -349,6 +354,7 @@ def _check_owner(ledger: Ledger, keys: Collection[Key]) -> None:
         owner = "a soak"
     elif "case" in arms:
         owner = "a run"
+
     if owner:
         message = f"'{ledger.path}': is of {owner}, needed that of a gate; name another --out"
         raise UnsupportedError(message)
@@ -396,6 +402,7 @@ def _check_models_and_prompts(root: Path, pairs: Sequence[Pair]) -> None:
     specs = {pair.a.server for pair in pairs} | {pair.b.server for pair in pairs}
     for spec in specs:
         served_models(root, spec)
+
     for pair in pairs:
         # Prompts in token ids belong to a tokenizer, and two targets may have different ones.
         if load_case_prompts(root, pair.a) != load_case_prompts(root, pair.b):
@@ -438,11 +445,13 @@ def _sides(
             sources[side] = source
             check_drafts(options.root, cases)
             check_contexts(options.root, cases)
+
     # Install only after both sides were checked, because an installation takes minutes.
     for side, source in sources.items():
         with blaming(side, options, kinds):
             packages = dict.fromkeys(source.install(pair.of(side)) for pair in pairs)
             installed[side] = ", ".join(packages)
+
     return sources, installed
 
 
@@ -468,6 +477,7 @@ def _chosen_cases(
                 problem = f"case '{case.id}': {unmet[case.id]}"
                 raise UnsupportedError(f"{problem}; choose other cases with --case")
         return named
+
     # A side may also be named by a Python interpreter or a wheel. Then `engine` is empty, and the
     # side may have any engine.
     engines = {origin.engine for origin in origins}
@@ -484,4 +494,5 @@ def _chosen_cases(
             f" '{last_id}': {last_need}; choose another --tier, or other sides"
         )
         raise UnsupportedError(message)
+
     return fitting

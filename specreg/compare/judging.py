@@ -115,6 +115,7 @@ class Rules:
         level = self._spent_after(launches) - self._spent_after(last_earlier)
         if metric.by_launch:
             return level
+
         # The first look at acceptance gets a share of its own. All looks divide the rest in the
         # same proportions in which the looks at a speed divide the whole level.
         level *= 1 - _FIRST_LOOK_FRAC
@@ -213,6 +214,7 @@ def decide(
     losses = [verdict for verdict in verdicts if _is_proven_loss(verdict)]
     all_verdicts = (*verdicts, *answer_verdicts)
     answer = _ANSWERS[exit_status(all_verdicts)]
+
     # What is undecided matters only if the answer depends on it. A lost gate stays lost.
     unclear: list[Verdict] = []
     if answer is GateAnswer.UNDECIDED:
@@ -223,6 +225,7 @@ def decide(
         explanation = verdict.explanation or _NEVER_DECIDED
         unclear_lines.append(f"{verdict.case_id}: {explanation} ({verdict.metric})")
         needed_launches = max(needed_launches, verdict.needed_launches or 0)
+
     return Decision(
         answer=answer,
         reasons=(*_reasons(answer_verdicts, losses), *_bounds(unclear)),
@@ -286,6 +289,7 @@ def _against_control(
         if is_worse_anyway:
             outcome = Outcome.REGRESSED
         return dataclasses.replace(verdict, outcome=outcome, reason=reason)
+
     # Both changes are estimates, so the variance of their difference is the sum of their variances.
     # The smaller number of degrees of freedom gives the wider interval.
     beyond_control = Effect(
@@ -296,6 +300,7 @@ def _against_control(
     _, high = beyond_control.bounds(LEVEL)
     if high < 0:
         return verdict
+
     # The estimate is a difference of logarithms, and shown as a ratio.
     control_change_frac = math.expm1(control_change.estimate_frac)
     finding = f"side A differs from itself by {control_change_frac:+.1%}"
@@ -317,6 +322,7 @@ def _reasons(answer_verdicts: Iterable[Verdict], losses: Sequence[Verdict]) -> I
         few_are_equal = verdict.value is not None and verdict.value < _FEW_EQUAL_FRAC
         if few_are_equal or verdict.outcome in {Outcome.WRONG, Outcome.INVALID}:
             yield f"{verdict.case_id}: {verdict.explanation}"
+
     case_ids = dict.fromkeys(loss.case_id for loss in losses)
     for case_id in case_ids:
         case_losses = [loss for loss in losses if loss.case_id == case_id]
@@ -337,6 +343,7 @@ def _causes(losses: Sequence[Verdict]) -> str:
         if loss.cause is not None:
             worst_part, _ = loss.cause.parts[0]
             return worst_part
+
     return "output"
 
 
@@ -349,6 +356,7 @@ def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
             loss = max(-low_frac, 0.0), verdict.case_id
             largest_loss = largest_losses.get(verdict.metric, loss)
             largest_losses[verdict.metric] = max(largest_loss, loss)
+
     for name, (loss_frac, case_id) in largest_losses.items():
         yield f"{label_of(name)} is worse by {loss_frac:.1%} at most ({case_id})"
 
@@ -370,12 +378,14 @@ def is_settled(group: Group, decision: Decision) -> bool:
         is_lost_by_part = _is_proven_loss(verdict) and verdict.metric != THROUGHPUT
         if verdict.outcome is Outcome.WRONG or is_lost_by_part:
             settled_ids.add(verdict.case_id)
+
     for verdict in unclear:
         # `needed_launches` is 0 for an acceptance that was compared, because further launches would
         # replay the same prompts. It is 1 if a side has no valid launch yet.
         is_stuck = verdict.metric == ACCEPTANCE and verdict.needed_launches == 0
         if is_stuck and verdict.case_id in draft_ids:
             settled_ids.add(verdict.case_id)
+
     return all(
         verdict.case_id in settled_ids and verdict.comparison.low_frac is not None
         for verdict in unclear
@@ -407,6 +417,7 @@ def judge_pair(
         if sides == CONTROL or not is_deciding:
             verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason=None)
         verdicts.append(verdict)
+
     return tuple(verdicts)
 
 
@@ -439,6 +450,7 @@ def _judge(figure: _Figure, launches: Sequence[ArmLaunch], rules: Rules) -> Verd
         # An early look may prove PASS. A later one may still prove a gain beyond the tolerance.
         if decided.outcome is Outcome.INCONCLUSIVE or verdict.outcome is Outcome.IMPROVED:
             decided = verdict
+
     return decided
 
 
@@ -500,6 +512,7 @@ class _Sides:
             prompts: how many prompts an acceptance was compared on; 0 for a speed.
         """
         metric = self.figure.metric
+
         # Chance may show a loss in any figure, so the level of a loss is divided by their number.
         loss_level = self.level / self.rules.figures
         reference = Reference(self.expected, f"side {self.figure.sides[0]}", self.tolerance_frac)
@@ -512,6 +525,7 @@ class _Sides:
             # Only more prompts decide an acceptance. Further launches replay the same prompts.
             needed_launches = needed_count if metric.by_launch else 0
             reason = self._why_undecided(needed_count)
+
         return Verdict(
             case_id=self.figure.pair_id,
             metric=metric.name,
@@ -549,6 +563,7 @@ def _look(figure: _Figure, launches: Sequence[ArmLaunch], rules: Rules, look: in
     pair_launches = [launch for launch in launches if launch.case_id == pair_id]
     first_measurements = _measured(metric, first_side, pair_launches)
     second_measurements = _measured(metric, second_side, pair_launches)
+
     # vLLM's two model runners count different steps of `ngram`, so both sides are brought to one
     # rule.
     first, second = over_common_steps(first_measurements, second_measurements)
@@ -567,12 +582,14 @@ def _look(figure: _Figure, launches: Sequence[ArmLaunch], rules: Rules, look: in
         broken = why_broken(pair_launches, side, metric)
         if broken is not None:
             return sides.unjudged(Outcome.INVALID, broken)
+
     if not (sides.first and sides.second):
         missing = second_side if sides.first else first_side
         reason = _why_missing(pair_launches, missing, metric)
         # A single launch decides an acceptance.
         needed_launches = _FEWEST_LAUNCHES if metric.by_launch else 1
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
+
     if metric.by_launch:
         return _judge_speed(sides, launches)
     return _judge_acceptance(sides)
@@ -587,6 +604,7 @@ def _judge_speed(sides: _Sides, launches: Sequence[ArmLaunch]) -> Verdict:
     """
     figure = sides.figure
     metric = figure.metric
+
     # A version may lack a counter that the metric needs, and became no worse by that.
     if metric.counters and None in (_value(metric, sides.first), _value(metric, sides.second)):
         reason = Reason.of("not_counted", whose="a side's")
@@ -599,6 +617,7 @@ def _judge_speed(sides: _Sides, launches: Sequence[ArmLaunch]) -> Verdict:
         reason = Reason.of("few_launches")
         needed_launches = max(_FEWEST_LAUNCHES, 2 * (sides.launches + 1))
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
+
     cause: Cause | None = None
     if metric.name == THROUGHPUT:
         cause = _parts_of_output(sides.second, sides.first)
@@ -700,6 +719,7 @@ def _change(figure: _Figure, launches: Sequence[ArmLaunch]) -> Effect | None:
         other_figure = _Figure(figure.metric, pair_id, sides)
         if other_figure != figure:
             other_differences.append(_differences(other_figure, launches))
+
     differences = _differences(figure, launches)
     return change_of_pairs(differences, other_differences)
 
@@ -711,6 +731,7 @@ def _differences(figure: _Figure, launches: Sequence[ArmLaunch]) -> list[float]:
     second_logs = _logs_by_number(figure, second_side, launches)
     sign = figure.metric.sign
     differences = []
+
     # Two launches of one number were made next to each other, so what the machine did at that hour
     # cancels out in their difference.
     for number, second_log in second_logs.items():
@@ -766,9 +787,11 @@ def _needed_count(
     """
     estimate_frac = comparison.change_frac or 0.0
     tolerance_frac = comparison.tolerance_frac or 0.0
+
     # Within the tolerance, the metric is decided once the interval excludes a loss of that size.
     # Beyond the tolerance, it is decided once the interval excludes 0.
     is_within = estimate_frac > -tolerance_frac
+
     # The reach is half of the width of the interval.
     needed_reach_frac = -estimate_frac
     if is_within:
@@ -792,6 +815,7 @@ def _needed_count(
         reach_frac = t_quantile(level, freedom) * error_frac
         if reach_frac < needed_reach_frac:
             return count
+
     return None
 
 
@@ -821,6 +845,7 @@ def why_broken(
             successes += 1
         else:
             failures.append(reason)
+
     if len(failures) < max(_FAILED_LAUNCHES_TO_GIVE_UP, successes):
         return None
     return Reason(text=f"side {side}: {failures[-1]}")
@@ -835,6 +860,7 @@ def _value(metric: Metric, measurements: Sequence[Measurement]) -> float | None:
     """
     if metric.by_launch:
         return _mean(_speed(metric, measurement) for measurement in measurements)
+
     # All steps of all launches count equally, as in the acceptance length of a single launch.
     total = NO_STEPS
     for measurement in measurements:
@@ -895,6 +921,7 @@ def _parts_of_output(second: Sequence[Measurement], first: Sequence[Measurement]
         if not value or not expected:
             return None
         log_changes.append(math.log(value / expected))
+
     output, tokens, step = log_changes
     remainder = output - tokens + step
     log_parts = [

@@ -195,4 +195,5 @@ def parse_tolerances(texts: Iterable[str], metrics: Mapping[str, Metric]) -> dic
         except UNREADABLE as error:
             message = f"{where}: '{share}' is no fraction between 0 and 1; 0.03 is 3 %"
             raise UnsupportedError(message) from error
+
     return tolerances

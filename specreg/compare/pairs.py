@@ -165,6 +165,7 @@ def parse_override(text: str) -> Override:
             f"override '{text}': has another form than is needed; give KEY=VALUE, or"
             " engine_env.NAME=VALUE"
         )
+
     try:
         if key == "engine_args":
             shlex.split(value)
@@ -172,6 +173,7 @@ def parse_override(text: str) -> Override:
     except (ValueError, msgspec.ValidationError) as error:
         message = f"override '{text}': {error}; give another value, quoted as a shell wants it"
         raise UnsupportedError(message) from error
+
     return Override(key=key, name=name, value=converted)
 
 
@@ -196,11 +198,13 @@ def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, s
         if case.speculates or override.key not in _SPECULATION_SETTINGS:
             value = _value_of(override, spec)
             spec = dataclasses.replace(spec, **{override.key: value})  # type: ignore[arg-type]
+
     # The revisions belong to the original models.
     if spec.target != case.server.target:
         spec = dataclasses.replace(spec, target_revision="")
     if spec.draft != case.server.draft:
         spec = dataclasses.replace(spec, draft_revision="")
+
     # Another method may need another draft.
     with located_errors(f"override of '{case.id}'"):
         if spec.method != case.server.method:
@@ -210,6 +214,7 @@ def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, s
             spec = spec.without_speculation
         else:
             check_tree(spec.tree, spec.method, spec.draft_tokens)
+
     # The sizes are those of the original models, and the sizes of other models are unknown.
     models = operator.attrgetter("target", "draft", "padding_layers", "dtype")
     if models(spec) != models(case.server):
@@ -285,12 +290,14 @@ def pairs_of(
             pairs.append(pair)
         else:
             show(f"left out: {pair.id} has no metric that could decide")
+
     if not pairs:
         message = (
             f"tier '{tier.name}': none of {len(cases)} cases can be compared: they measure no"
             " speed, and the sides draft in different ways; choose other cases"
         )
         raise UnsupportedError(message)
+
     return tuple(pairs)
 
 
@@ -317,6 +324,7 @@ def _overridden_cases(
     changed = [overridden(case, overrides, drafts[case.server.models]) for case in cases]
     servers_before = [case.server for case in cases]
     servers = [case.server for case in changed]
+
     # Two equal sides would be compared for minutes, and the answer would mean nothing.
     if overrides and servers == servers_before:
         keys = ", ".join(dict.fromkeys(override.key for override in overrides))
@@ -325,6 +333,7 @@ def _overridden_cases(
             " already or don't use it; leave it out, or choose other cases"
         )
         raise UnsupportedError(message)
+
     return changed
 
 
@@ -364,6 +373,7 @@ def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -
                 pinned_by_id.setdefault(pinned.id, pinned)
         if not pinned_by_id:
             raise UnsupportedError("no case speculates; choose one that does")
+
     return tuple(pinned_by_id.values())
 
 
@@ -383,6 +393,7 @@ def pinned_case(case: Case, length_tokens: float, *, on_gpu: bool) -> Case:
         spec = dataclasses.replace(spec, method=SCHEDULED, draft=None, tree=None)
         request = dataclasses.replace(case.request, turns=1, temperature=0.0)
         case = dataclasses.replace(case, request=request)
+
     pinned = dataclasses.replace(case, server=spec)
     check_pinned(pinned, on_gpu=on_gpu)
     return pinned

@@ -114,6 +114,7 @@ def next_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
                 for group in open_groups
                 if wants_answers(group, ledger) or not is_settled(group, decision)
             ]
+
     return None
 
 
@@ -127,12 +128,14 @@ def has_time(step: GateStep, taken: Sequence[tuple[GateStep, float]], goal: Gate
         goal: says how long all launches may take.
     """
     groups = {pair.id: index for index, group in enumerate(goal.groups) for pair in group}
+
     # All pairs of a group are measured on the same launch of its servers.
     launches_s: dict[tuple[int, int, tuple[Side, ...]], float] = defaultdict(float)
     for taken_step, lasted_s in taken:
         if not taken_step.check:
             servers = (groups[taken_step.pair.id], taken_step.number, taken_step.sides)
             launches_s[servers] += lasted_s
+
     if not taken or (groups[step.pair.id], step.number, step.sides) in launches_s:
         return True
     spent_s = sum(lasted_s for _, lasted_s in taken)
@@ -153,6 +156,7 @@ def _step_on(
         waiting = tuple(pair for pair, missing_sides in missing if missing_sides >= {*slot})
         if waiting:
             return GateStep(waiting, number, slot)
+
     return None
 
 
@@ -173,6 +177,7 @@ def _missing_sides(pair: Pair, number: int, sides: tuple[Side, Side], ledger: Le
             made_now.add(launch.arm)
         elif isinstance(launch, MeasuredLaunch):
             measured_before.add(launch.arm)
+
     if made_now >= {*sides} or measured_before >= {*sides}:
         return set()
     return {*sides} - made_now

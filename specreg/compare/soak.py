@@ -103,10 +103,13 @@ class SoakExecutor(Executor[int]):
         """
         case = self.goal.case
         server = self.servers.handle(Launch(spec=case.server, number=1)).server
+
         # A segment has a number of prompts instead of a duration, and begins with the full load.
         load = dataclasses.replace(case.load, duration_s=None, ramp_up_s=0.0)
+
         # Only the first segment needs a warm-up.
         arm = Arm(case=dataclasses.replace(case, load=load), server=server, warm=step > 1)
+
         # A segment has a single round, and its acceptance is needed only as a sum.
         plan = Plan(show=lambda _: None, parts=1, counts_apart=False)
         workload = self._workload()
@@ -119,6 +122,7 @@ class SoakExecutor(Executor[int]):
             self._started_ns = replay.rounds[0].started_ns
             for remark in workload_remarks(figures_of(measurement, launch=1)):
                 self.options.show(remark)
+
         yield self._segment(step, measurement, replay, server)
 
     def _workload(self) -> Workload:
@@ -141,12 +145,14 @@ class SoakExecutor(Executor[int]):
         length_tokens: float | None = None
         if replay.acceptance is not None:
             length_tokens = replay.acceptance.total.acceptance_length
+
         # The case may choose its GPUs by a variable of its own.
         gpu_memory_bytes: int | None = None
         if self.goal.on_gpu:
             variables = {**os.environ, **dict(server.spec.engine_env)}
             gpus = server.spec.parallel.gpus
             gpu_memory_bytes = held_bytes(gpus, variables, server.pids())
+
         middle_ns = (segment_round.started_ns + segment_round.ended_ns) / 2
         duration_ns = segment_round.ended_ns - segment_round.started_ns
         return Segment(
@@ -187,6 +193,7 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
         UnknownNameError: the tier has no such case.
     """
     path = options.folder_in("soaks") / LEDGER
+
     # `exists` is False for a link that leads nowhere, but the segments would be written behind it.
     if os.path.lexists(path):
         message = f"--out '{path.parent}': holds a soak already; name another folder"
@@ -229,12 +236,14 @@ def _chosen_case(options: SoakOptions, tier: Tier) -> Case:
         candidates = [tier.named(options.case)]
     else:
         candidates = [case for case in tier.cases if case.speculates]
+
     fitting = [case for case in candidates if case.id not in unmet]
     if not fitting:
         reason = "no case that speculates fits this machine"
         if options.case in unmet:
             reason = f"case '{options.case}': {unmet[options.case]}"
         raise UnsupportedError(f"tier '{tier.name}': {reason}; choose another case")
+
     return fitting[0]
 
 
@@ -269,6 +278,7 @@ def _answer_of(case: Case, verdicts: Sequence[Verdict]) -> VerdictLine:
             for verdict in drifting
         ]
         return VerdictLine(tone=Tone.BAD, text=f"{case.id} drifts: {', '.join(drifts)}")
+
     if len(steady) == len(verdicts):
         figures = counted(len(steady), "figure")
         return VerdictLine(tone=Tone.GOOD, text=f"{case.id} is steady: no drift in {figures}")

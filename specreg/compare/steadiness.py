@@ -181,6 +181,7 @@ def news_of(segments: Sequence[Segment], goal: SoakGoal, *, is_over: bool = Fals
         verdicts = tuple(_early_alarms(segments, goal).values())
     else:
         return
+
     for verdict in verdicts:
         if verdict.outcome is Outcome.REGRESSED and verdict.metric not in known_alarms:
             after = f"after {passed_s(segments) / 60:.1f} min"
@@ -245,14 +246,17 @@ def _judge(
         outcome=Outcome.INCONCLUSIVE,
         comparison=Comparison(against=_AGAINST, tolerance_frac=figure.tolerance_frac),
     )
+
     # Without enough segments, or without anything to lose, no change can be estimated.
     points = _points(figure, segments, from_s=LEAD_IN_FRAC * goal.length_s)
     if len(points) < SEGMENT_PARTS:
         judged = counted(len(points), "segment")
         reason = Reason.of("few_segments", segments=judged, needed=SEGMENT_PARTS)
         return dataclasses.replace(undecided, reason=reason)
+
     hours, values = zip(*points, strict=True)
     means = part_means(values)
+
     # AL is judged as AL - 1, because even a drafter without any use has an AL of 1.
     above_origin = float(means[0]) - figure.origin
     if above_origin <= 0:
@@ -269,6 +273,7 @@ def _judge(
     elif outcome is Outcome.INCONCLUSIVE:
         drift_reason = Reason.of("soak_undecided")
         sensitivity = _sensitivity_of(figure, points, level, goal.minutes, passed_s(segments) / 60)
+
     # A soak that is too short to find a loss as small as the tolerance could never pass, so it
     # doesn't fail either.
     is_too_short = False
@@ -277,6 +282,7 @@ def _judge(
         drift_reason = Reason.of(
             "soak_too_short", sensitivity=sensitivity, loss_frac=-low, remedy=sensitivity.remedy
         )
+
     return dataclasses.replace(
         undecided,
         outcome=outcome,
@@ -337,6 +343,7 @@ def _sensitivity_of(
     times = times_to_find(trend, level, figure.tolerance_frac)
     if times is not None:
         enough_minutes = times * passed_minutes
+
     # The last segment may end after the planned time.
     growth_ratio = max(minutes / passed_minutes, 1.0)
     return Sensitivity(

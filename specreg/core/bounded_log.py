@@ -76,11 +76,13 @@ class BoundedLog:
         self.has_unwritten_output = False
         self._tail += self._hide(self._take_lines())
         room = max(0, self._kept_bytes - self._head_bytes)
+
         # Drop the middle, once the end has twice the size that is kept. So this is done rarely.
         if len(self._tail) > room + 2 * self._kept_bytes:
             end = len(self._tail) - self._kept_bytes
             self._left_out_bytes += end - room
             del self._tail[room:end]
+
         try:
             # The beginning is written once.
             beginning = self._tail[:room]

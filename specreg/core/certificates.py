@@ -57,6 +57,7 @@ def trusted_certificates(
             _trust(context, name, Path(path))
     if address.ca_file:
         _trust(context, CA_FILE_OPTION, Path(address.ca_file))
+
     # This reads the variables of OpenSSL again, so it comes after their check.
     context.load_default_certs()
     return context

@@ -77,6 +77,7 @@ def _shared_expression(names: Sequence[str], others: Sequence[str]) -> str:
             for excluded in _parts_of(also_selected)
             if not any(excluded in name for name in names)
         ]
+
     return min(expressions, key=len, default="")
 
 
@@ -101,6 +102,7 @@ def select_command(expression: str, options: Sequence[str]) -> str:
     typed_options = [option for option in options if option not in launcher_options]
     if typed_options:
         parts.append(shlex.join(typed_options))
+
     # nox needs the dashes only before arguments.
     return " ".join(parts).removesuffix(" --")
 

@@ -66,6 +66,7 @@ def members(supervisor: int) -> Members:
             (nested_ids if is_nested else direct_ids).add(process.pid)
         # The other threads of a process whose first thread has ended may have children.
         waiting.extend((child, is_nested) for child in children[process.pid])
+
     return Members(direct=frozenset(direct_ids), nested=frozenset(nested_ids))
 
 

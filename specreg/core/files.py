@@ -364,6 +364,7 @@ def _new_part(path: Path) -> Path:
             shutil.rmtree(neighbour, ignore_errors=True)
         else:
             neighbour.unlink(missing_ok=True)
+
     return path.with_name(f"{own_prefix}{os.getpid()}.part")
 
 
@@ -374,12 +375,14 @@ def file_sha256(path: Path) -> str:
         OSError: the file can't be read, or isn't a regular file.
     """
     path = real_path(path)
+
     # Look it up in the cache.
     cached_path = _cached_sum_path(path)
     with contextlib.suppress(OSError):
         cached_checksum = cached_path.read_text(errors="replace")
         if re.fullmatch(r"[0-9a-f]{64}", cached_checksum):
             return cached_checksum
+
     # Compute it, and cache it unless the file changed meanwhile or the cache isn't writable.
     with open_checked(path) as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

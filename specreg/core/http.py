@@ -120,6 +120,7 @@ async def read(
         # interrupt and closed the connection.
         check_signalled()
         raise _failure(path, error) from error
+
     return HttpResponse(
         path=path,
         status=response.status_code,
@@ -156,6 +157,7 @@ def ask(
             )
         except httpx.InvalidURL as error:
             raise _failure(path, error) from error
+
         async with client:
             return await read(client, method, path, within_s=within_s, body=body)
 
@@ -185,6 +187,7 @@ def _cause_of(error: BaseException) -> str:
                 return readable_line(cause.strerror)
             return os.strerror(cause.errno)
         cause = cause.__cause__ or cause.__context__
+
     return short_message(error) or "no words"
 
 

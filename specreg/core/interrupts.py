@@ -83,6 +83,7 @@ class Interrupter:
         look = _Look.at(frame)
         waits = self._last_look is not None and look.has_waited_since(self._last_look)
         is_long_busy = now_s - self._came_s >= self.busy_s
+
         # Python would drop the exception in a finalizer.
         is_in_finalizer = any(
             caller.f_code.co_name == "__del__" for caller, _ in traceback.walk_stack(frame)
@@ -91,6 +92,7 @@ class Interrupter:
             self._last_look = look
             _thread.start_new_thread(_send_again, (number,))
             return
+
         self._came_s = None
         self._last_look = None
         self.interrupting_signals.append(number)
@@ -165,6 +167,7 @@ def run_in_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
                 loop.call_soon_threadsafe(task.cancel)
 
         signal.signal(signal.SIGALRM, note_alarm)
+
         try:
             return await task
         finally:

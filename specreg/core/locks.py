@@ -68,6 +68,7 @@ def _described(folder: Path) -> str:
     mounts = [part for part in psutil.disk_partitions(all=True) if part.mountpoint in above]
     if not mounts:
         return ""
+
     # The last mount hides earlier ones at the same place.
     closest = max(reversed(mounts), key=lambda part: len(part.mountpoint))
     return f", {closest.fstype} at '{closest.mountpoint}',"

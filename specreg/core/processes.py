@@ -112,6 +112,7 @@ class Program:
             poller = select.poll()
             poller.register(self.status, select.POLLIN)
             poller.poll(None if timeout is None else 1000 * timeout)
+
         status = self.poll()
         if status is None:
             raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
@@ -152,6 +153,7 @@ class Outside:
     def kill(self) -> None:
         """Kill them, and return once they have ended, or after a while."""
         run_quietly(self.remove)
+
         # Without its daemon, the command does nothing.
         survivors = []
         for process_id in self.ids():
@@ -159,6 +161,7 @@ class Outside:
                 survivor = psutil.Process(process_id)
                 survivor.kill()
                 survivors.append(survivor)
+
         psutil.wait_procs(survivors, timeout=_KILL_S)
 
 
@@ -265,6 +268,7 @@ def start_process(
     """
     # The log must not show what the command is given as a secret.
     hide_secrets_of(environment, command)
+
     with contextlib.ExitStack() as passed:
         # What the supervisor gets is closed here, so that a pipe ends with the last process that
         # has it.
@@ -290,6 +294,7 @@ def start_process(
             start_new_session=True,
             cwd="/",
         )
+
     process = SupervisedProcess(
         popen=Program(
             args=command, pid=-1, status=status, stdin=supervisor.stdin, stdout=supervisor.stdout
@@ -312,6 +317,7 @@ def start_process(
         # The supervisor ends what it may have started already.
         clean_up(process)
         raise
+
     _RUNNING[supervisor.pid] = process
     return process
 
@@ -330,6 +336,7 @@ def _start_program(process: SupervisedProcess, environment: Mapping[str, str], c
         OSError: the program can't be run, or the supervisor has ended.
     """
     command = process.popen.args
+
     # Variables and arguments may be secret, so they aren't among the supervisor's own arguments,
     # which a list of processes shows.
     start = Start(
@@ -428,6 +435,7 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
             process.popen.wait(_REAPED_S)
         settle_log(process)
         _RUNNING.pop(process.supervisor.pid, None)
+
     if survivor_ids:
         # A process that held much memory, as on a GPU, needs seconds to free it.
         survivor_ids = end_all(process.supervisor.pid, signal.SIGKILL, _GONE_S)
@@ -452,11 +460,13 @@ def clean_up(process: SupervisedProcess) -> None:
     if process.temporary is not None:
         shutil.rmtree(process.temporary, ignore_errors=True)
     _tell(process, DONE)
+
     for stream in (process.orders, process.popen.stdin, process.popen.stdout):
         # The reader may have been killed before it read all.
         with contextlib.suppress(ConnectionError):
             if stream is not None:
                 stream.close()
+
     process.supervisor.wait()
     process.popen.poll()
     process.popen.status.close()
@@ -563,6 +573,7 @@ def _resident_bytes(process_id: int) -> int:
         smaps_rollup = Path(f"/proc/{process_id}/smaps_rollup").read_text()
         held_kib = [int(number) for number in _HELD_KIB.findall(smaps_rollup)]
         return 1024 * sum(held_kib)
+
     # Another user's process, or a kernel without that file.
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(process_id).memory_info().rss)

@@ -74,7 +74,9 @@ def readable_block(
         own_styles = _OWN_STYLE.findall(text)
         parts = [readable_block(part, secrets=secrets) for part in _OWN_STYLE.split(text)]
         return "".join(part + style for part, style in zip(parts, [*own_styles, ""], strict=True))
+
     text = text.replace("\r\n", "\n")
+
     # A style begins with an escape character, or with a control character that isn't ASCII.
     if "\x1b" in text or not text.isascii():
         text = _STYLING.sub("", text)

@@ -75,8 +75,10 @@ def received_files(folder: Path) -> list[PurePosixPath]:
     entries = 0
     size_bytes = 0
     top = real_path(folder)
+
     # Walking through a FIFO would wait for a writer.
     check_kind(top.stat(), stat.S_IFDIR)
+
     for path, folders, names in os.walk(top):
         below = PurePosixPath(Path(path).relative_to(top))
         if len(below.parts) > _MAX_FOLDERS_DEEP:
@@ -96,6 +98,7 @@ def received_files(folder: Path) -> list[PurePosixPath]:
         if size_bytes > _MAX_FOLDER_BYTES:
             raise refusal(f"holds more than {_MAX_FOLDER_BYTES / 2**30:g} GiB")
         files.extend(below / name for name in names)
+
     return sorted(files)
 
 
@@ -107,6 +110,7 @@ def copy_received(folder: Path, name: str, into: Path, new_name: str, most_bytes
     """
     path = check_below(into, new_name)
     path.parent.mkdir(parents=True, exist_ok=True)
+
     with open_received(folder, name) as source:
         if os.fstat(source.fileno()).st_size > most_bytes:
             raise refusal(f"is longer than {most_bytes / MIB:g} MiB")

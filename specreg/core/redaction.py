@@ -139,6 +139,7 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
         secrets = known_secrets()
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
+
     # Looking for a word first is a hundred times faster than the expression.
     if "://" in text:
         text = _PASSWORD.sub(lambda match: f"{match[1] or match[2]}{HIDDEN}", text)
@@ -187,6 +188,7 @@ def _secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -
     """Return all values that a name or a URL marks as secret, including short ones."""
     # Variables whose names say so.
     secrets = {value for name, value in environment.items() if is_secret(name, value)}
+
     # Arguments after a flag whose name says so: `--api-key VALUE`.
     flag = ""
     for argument in arguments:
@@ -194,10 +196,12 @@ def _secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -
             flag = "" if "=" in argument else argument
         elif flag and is_secret(flag, argument):
             secrets.add(argument)
+
     # The address of a proxy may have a password without being a whole URL.
     for name, value in environment.items():
         if name.upper().endswith("_PROXY") and "://" not in value:
             secrets.update(_marked_in(f"http://{value}"))
+
     # Secrets that are marked inside a value or an argument, such as the password in a URL.
     values = (value for name, value in environment.items() if name != _RUNNING_TEST)
     for text in (*values, *arguments):
@@ -209,6 +213,7 @@ def _secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -
         words = _words_of(text)
         if len(words) > 1 and "-" in text:
             secrets.update(_secrets_in({}, words))
+
     return secrets
 
 
@@ -232,10 +237,12 @@ def _marked_in(text: str) -> Iterator[str]:
                 yield unquote(password)
             user = before.removeprefix("://")
             yield _basic(unquote(user + password))
+
     for _, name, value in _PARAMETER.findall(text):
         if is_secret(name, value) and not _SETTING.fullmatch(value):
             yield value
             yield unquote(value)
+
     for expression in (_HEADER, _BEARER):
         for match in expression.finditer(text):
             value = _SCHEME.sub("", unquote(match[2]), count=1)
@@ -288,10 +295,13 @@ def is_secret(name: str, value: str) -> bool:
     """Return whether a value is secret by its name. Its length doesn't matter."""
     if value in {"", HIDDEN} or not says_secret(name):
         return False
+
     # `max_tokens=64`
     is_count = "TOKENS" in name.upper() and _NUMBER.fullmatch(value) is not None
+
     # `eos_token=<|end|>`
     is_special_token = value.startswith("<") and value.endswith(">")
+
     # A file with a secret may have any name, as in `SSH_KEY=/root/.ssh/id`.
     is_path = "/" in value and "\0" not in value and os.access(value, os.F_OK)
     return not (is_count or is_special_token or is_path)
@@ -335,6 +345,7 @@ def _forms_of(secret: str) -> Iterator[str]:
         yield written
         # Some programs escape the slash too.
         yield written.replace("/", "\\/")
+
     for safe in _SAFE_IN_URLS:
         yield quote(secret, safe=safe, errors="surrogateescape")
         yield quote_plus(secret, safe=safe, errors="surrogateescape")

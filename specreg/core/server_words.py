@@ -106,6 +106,7 @@ def find_error_in_object(answer: Mapping[str, object]) -> ServerWords | None:
     described = _description_of(answer)
     if described is None:
         return None
+
     # Some servers put the status into the answer itself instead of into the description.
     status = _status_of(described)
     if status is None:
@@ -124,8 +125,10 @@ def _description_of(answer: Mapping[str, object]) -> object:
         finish_reason = meta.get("finish_reason")
         if isinstance(finish_reason, dict) and finish_reason.get("type") == "abort":
             return finish_reason
+
     if answer.get("object") == "error" or answer.get("type") == "error":
         return answer
+
     # The message is in the answer itself.
     is_answer = len(answer) > _MAX_FIELDS or not _ANSWER_FIELDS.isdisjoint(answer)
     if not is_answer and any(answer.get(name) for name in _MESSAGE_FIELDS):
@@ -144,6 +147,7 @@ def _message_of(described: object) -> str:
         for name in _WORDS:
             if described.get(name):
                 return _message_of(described[name])
+
     if isinstance(described, list):
         return quote("; ".join(_message_of(description) for description in described))
     if isinstance(described, str):

@@ -51,6 +51,7 @@ def used_by(process_ids: Iterable[int] | None = None) -> frozenset[str]:
             stat = (SHARED_MEMORY / name).lstat()
             if (stat.st_dev, stat.st_ino) in used:
                 names.add(name)
+
     return frozenset(names)
 
 

@@ -127,6 +127,7 @@ class _LogPipe:
             Those of the other descriptors that can be read.
         """
         own_fds = [self._read_fd] if self._is_open else []
+
         # Output is written once nothing more comes for a moment, so the wait is short until then.
         has_unwritten_output = self._log.has_unwritten_output
         wait_s = _IDLE_S if has_unwritten_output else within_s
@@ -182,6 +183,7 @@ class _Supervisor:
         """Start the program, and return its process id or the error."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
         try:
             popen = subprocess.Popen(  # noqa: S603 - specreg's own arguments, no shell
                 start.command,
@@ -199,6 +201,7 @@ class _Supervisor:
             nothing = os.open(os.devnull, os.O_RDWR)
             for stream_fd in range(3):
                 os.dup2(nothing, stream_fd)
+
         self._leader = popen.pid
         return Started(popen.pid)
 
@@ -234,6 +237,7 @@ class _Supervisor:
     def finish(self) -> None:
         """Kill what is left, remove what the processes have left in /dev/shm, and end the log."""
         until_s = time.monotonic() + _SWEEP_S
+
         # A process that forks at the wrong moment is missing in a list of processes. But as long as
         # any descendant lives, the supervisor has a child.
         while self._reap() and time.monotonic() < until_s:
@@ -241,6 +245,7 @@ class _Supervisor:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(POLL_S)
+
         remove_shared(self._shared)
         self._log_pipe.settle()
 
@@ -282,6 +287,7 @@ def main() -> None:
         signal.signal(number, _do_nothing)
     orders_fd, log_fd, status_fd = map(int, sys.argv[1:4])
     folders = sys.argv[4:]
+
     # Without a buffer, because select doesn't see what lies in one.
     orders = io.FileIO(orders_fd, "r+b")
     first_line = read_order(orders)
@@ -289,6 +295,7 @@ def main() -> None:
         # The program was never started.
         _remove(folders)
         return
+
     start = Start(*json.loads(first_line))
     log = _log_without(start.secrets, Path(start.log_path))
     supervisor = _Supervisor(_LogPipe(log_fd, log), status_fd, start.shared)
@@ -300,6 +307,7 @@ def main() -> None:
         # The program may have been about to start more.
         run_quietly(start.remove)
         _remove(folders)
+
     supervisor.finish()
     log.close()
 

@@ -129,6 +129,7 @@ class Timeline:
             phase=phase, pairs=sharing_pairs, subject=subject, began_ns=now_ns
         )
         depth = len(self._running)
+
         # The `try` begins before the phase is added, because Ctrl-C may come at any moment.
         try:
             for pair in sharing_pairs:
@@ -168,6 +169,7 @@ class Timeline:
                     phase: spent_ns[phase] / _NS_PER_S for phase in Phase if phase in spent_ns
                 }
                 pair_times.append(PairTime(pair=pair, phases_s=phases_s))
+
         wall_s = wall_ns / _NS_PER_S
         busy_s = sum(pair_time.total_s for pair_time in pair_times)
         return RunTime(pairs=tuple(pair_times), idle_s=wall_s - busy_s, wall_s=wall_s)
@@ -181,5 +183,6 @@ class Timeline:
             for pair in innermost.pairs:
                 spent = self._spent_ns[pair]
                 spent[innermost.phase] = spent.get(innermost.phase, 0) + share_ns
+
         self._booked_ns = now_ns
         return now_ns

@@ -160,6 +160,7 @@ def _changed_fields(content: Any, change: Callable[[str], str]) -> Any:  # noqa:
         new = _changed(value, change)
         if new is not value:
             changed[name] = new
+
     if not changed:
         return content
     if isinstance(content, msgspec.Struct):
@@ -203,6 +204,7 @@ def _may_hold_text(name: str, info: msgspec.inspect.Type) -> bool:
 def _types_in(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
     """Yield a type and all types that it consists of, each once."""
     waiting = [info]
+
     # A type may contain itself, so types are compared by identity and not by value. The objects are
     # kept, because the id of an object that is gone may be that of a new one.
     seen = dict[int, msgspec.inspect.Type]()

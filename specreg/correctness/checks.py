@@ -148,6 +148,7 @@ def check_answers(running: RunningCase) -> Verdict:
     batch = other_batch(case)
     if batch:
         regenerate_plain = functools.partial(ask_control, texts, batch)
+
     # Compare the answers. If some differ, the control reports how likely it finds the token of each
     # where they part, and then answers again at another batch size.
     speculative_answers = ask_greedy(case, running.server, texts)
@@ -161,6 +162,7 @@ def check_answers(running: RunningCase) -> Verdict:
         rounding_nats=case.judging.rounding_nats,
         known_equal=known_equal,
     )
+
     # Judge the differences.
     outcome = Outcome.PASS
     if losslessness.failures:
@@ -193,9 +195,11 @@ def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
         return False
     answers = _answers_to(prompt, replay.rounds)
     control_answers = _answers_to(prompt, replay.control_rounds)
+
     # A prompt that neither server answered would look equal, and show nothing.
     if not answers:
         return False
+
     # The digest is empty if the server left out a part of the text.
     are_whole = all(digest for _, digest, _, _ in answers)
     return are_whole and answers == control_answers
@@ -225,10 +229,12 @@ def check_sampling(running: RunningCase) -> Verdict:
     texts = encode_prompts(control.endpoint, case, running.prompts[:_DRAWN_PROMPTS])
     drawn = _draw(case, running.server.endpoint, texts, first_seed=0)
     drawn_by_control = _draw(case, control.endpoint, texts, first_seed=_DRAWS)
+
     # Compare the first tokens of the answers, for several numbers of tokens. Compute how likely it
     # is that they differ so much by chance.
     pairs = list(zip(drawn, drawn_by_control, strict=True))
     chances = [chance_of_difference(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
+
     # Bonferroni's bound: the smallest p-value is multiplied by how many p-values there are.
     bound = min(chances) * len(chances)
     chance = min(1.0, bound)
@@ -252,8 +258,10 @@ def _draw(
     )
     seeds = range(first_seed, first_seed + _DRAWS)
     requests = [dataclasses.replace(request, seed=seed) for seed in seeds]
+
     # All draws of a text follow each other, so that the answers can be divided by text below.
     repeated_texts = [text for text in texts for _ in requests]
+
     # As many at once as the server takes, because nothing is timed here.
     transcripts = complete(
         endpoint, repeated_texts, requests * len(texts), in_flight=case.server.max_sequences
@@ -277,6 +285,7 @@ def check_steps(running: RunningCase) -> Verdict:
     server = running.server
     texts = encode_prompts(server.endpoint, case, running.prompts)
     answers = ask_greedy(case, server, texts)
+
     # The last step of an answer may draft beyond its end, so `walk_answers` lets a server continue
     # the answers. If there is a control, it does so, because it has no drafter that may be faulty.
     endpoint = (running.control or server).endpoint
@@ -285,6 +294,7 @@ def check_steps(running: RunningCase) -> Verdict:
     )
     if not any(answer.counts for answer in answers):
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", sources="the answers")
+
     # Count the steps of the engine, and the expected ones. SGLang's histograms end with the largest
     # number of drafts that a step accepted, so they are extended to the case's number of drafts.
     depth = case.server.draft_tokens
@@ -293,6 +303,7 @@ def check_steps(running: RunningCase) -> Verdict:
     expected_total = sum(expected, NO_STEPS)
     if not total.steps and not expected_total.steps:
         raise InvalidMeasurementError("NOTHING_DRAFTED")
+
     # Compare the counts of each answer, and of all answers together.
     other_steps = _other_steps(running.prompts, counted, expected)
     unlikely_tokens = _unlikely_tokens(case, running.prompts, gaps_nats)
@@ -312,6 +323,7 @@ def check_steps(running: RunningCase) -> Verdict:
     reason = None
     if reasons:
         reason = Reason.of("steps_differ", differences="; ".join(reasons))
+
     # Without a step there are no shares, so one of the two sequences may be shorter.
     shares = zip(total.marginal_acceptance, expected_total.marginal_acceptance, strict=False)
     return Verdict(
@@ -455,6 +467,7 @@ def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
     # All checks need answers in token ids: two tokens may have the same text.
     if not case.speculates or engine_named(case.server.engine).token_api is None:
         return ()
+
     # A verifier that accepts other tokens by design would always be WRONG.
     if not engine_named(case.server.engine).is_lossless(case.server):
         return ()

@@ -88,6 +88,7 @@ class Losslessness:
         if not self.rounding_nats:
             return self.partings
         bound_nats = self.bound_nats
+
         # An answer that has ended has no token whose probability could be compared.
         failures = [
             parting
@@ -125,6 +126,7 @@ class Losslessness:
                 f" (the {self.compared_by_token} that weren't equal in the timed rounds were"
                 " generated again and compared token by token)"
             )
+
         clauses = [summary]
         if self.plain_equal_frac is not None:
             share = f"{self.plain_equal_frac:.1%} are the same at another batch size"
@@ -191,6 +193,7 @@ def check_lossless(
         raise InvalidMeasurementError(
             "CONTROL_UNSTEADY", bound_nats=losslessness.bound_nats, most_nats=most_nats
         )
+
     return losslessness
 
 
@@ -204,6 +207,7 @@ def score_partings(partings: Sequence[Parting], score: Score) -> tuple[Parting, 
         if parting.plain is not None and parting.speculative is not None:
             candidates = (parting.plain, parting.speculative)
             questions.append((parting.text, candidates))
+
     answers: Sequence[Sequence[float]] = ()
     if questions:
         answers = score(questions)
@@ -216,6 +220,7 @@ def score_partings(partings: Sequence[Parting], score: Score) -> tuple[Parting, 
             plain_nats, speculative_nats = next(log_probabilities)
             gap_nats = plain_nats - speculative_nats
             scored.append(dataclasses.replace(parting, gap_nats=gap_nats))
+
     return tuple(scored)
 
 
@@ -243,4 +248,5 @@ def _partings(
                 partings.append(parting)
                 # What follows continues two different texts, and can't be compared.
                 break
+
     return score_partings(partings, score)

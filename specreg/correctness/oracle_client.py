@@ -85,6 +85,7 @@ def walk(drafts_at: DraftsAt, text: TokenizedText, width: int) -> StepCounts:
             histogram[accepted] = 1
             counts += StepCounts.from_histogram(histogram, proposed)
         index += accepted + 1
+
     return counts
 
 
@@ -149,7 +150,9 @@ def walk_answers(
             drafts=spec.draft_tokens,
             context_tokens=spec.max_model_len_tokens,
         )
+
     answered_texts = [(*answer.prompt, *answer.output) for answer in answers]
+
     # The drafter doesn't stop at the end of the text, so neither does the continuation.
     request = AnswerSettings(output_cap_tokens=spec.draft_tokens, ignore_eos=True)
     requests = [request] * len(answers)
@@ -233,6 +236,7 @@ def predict_drafts(
         command.append("cpu")
     models = (question.target, question.draft)
     variables = {**os.environ, "PYTHONPATH": _SPECREG_PARENT}
+
     # If all models are folders, the hub isn't even asked for newer files, so the oracle runs
     # on a machine without a network too.
     if all(Path(model).is_dir() for model in models if model):
@@ -252,6 +256,7 @@ def predict_drafts(
             log_lines = child.last_lines().splitlines()
             last_lines = "\n".join(log_lines[-_MAX_LOG_LINES:])
             answer = OracleAnswer(refusal=f"{ending}; the last lines of its log:\n{last_lines}")
+
     if answer.refusal:
         message = f"oracle of method '{question.method}': {answer.refusal}"
         raise ModelError(message)

@@ -83,6 +83,7 @@ def ask_each_turn(
             if turn < turns_of(case, prompt):
                 reply = Message("assistant", _reply(case, name, answer))
                 histories[prompt.id] = (*histories[prompt.id], reply)
+
     return tuple(answers)
 
 

@@ -68,6 +68,7 @@ def why_unfetchable(repo: str) -> str:
             hub.get_hf_file_metadata(hub.hf_hub_url(repo, "config.json"))
     except UnfetchedModelError as error:
         return str(error)
+
     return ""
 
 

@@ -46,9 +46,11 @@ def wanted_files(names: Sequence[str]) -> list[str]:
         weights = [name for name in names if name.endswith(suffix) and "/" not in name]
         if weights:
             break
+
     if _INDEX in names:
         weights = [name for name in weights if not name.startswith("consolidated")]
     small_files = [name for name in names if name.endswith(_SMALL_FILES)]
+
     # The index comes before the weights, because after an interrupted fetch it shows which of them
     # are missing.
     return [*sorted(small_files), *sorted(weights)]
@@ -77,14 +79,17 @@ def look_up(hub: Any, model: str, revision: str | None) -> tuple[list[str], int,
         if code_of(error) == "unreachable" and has_weights(hub, model, revision):
             return [], 0, 0
         raise
+
     sizes_bytes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings}
     names = wanted_files(list(sizes_bytes))
+
     # Look for the files of this commit, because the cache may have those of an older one.
     missing_names: list[str] = []
     for name in names:
         cached = hub.try_to_load_from_cache(model, name, revision=info.sha)
         if not isinstance(cached, str):
             missing_names.append(name)
+
     total_bytes = sum(sizes_bytes[name] for name in names)
     missing_bytes = sum(sizes_bytes[name] for name in missing_names)
     return missing_names, total_bytes, missing_bytes
@@ -110,6 +115,7 @@ def has_all_weights(folder: Path) -> bool:
 def code_of(error: Exception) -> str:
     """Return the kind of an error: `gated`, `not_found`, `unreachable`, `disk` or `other`."""
     errors = importlib.import_module("huggingface_hub.errors")
+
     # HfHubHTTPError comes last, because some of the errors before it are HTTP errors too.
     kinds = (
         ("gated", "GatedRepoError"),
@@ -123,6 +129,7 @@ def code_of(error: Exception) -> str:
         kind = getattr(errors, class_name, None)
         if kind is not None and isinstance(error, kind):
             return code
+
     library = type(error).__module__.partition(".")[0]
     if library in _HTTP_LIBRARIES or isinstance(error, ConnectionError | TimeoutError):
         return "unreachable"
@@ -186,6 +193,7 @@ def main() -> None:
         missing_bytes += missing_model_bytes
         if names:
             to_fetch.append((model, revision or None, names))
+
     plan = {
         "folder": os.path.expanduser(constants.HF_HUB_CACHE),  # noqa: PTH111 - a text with a ~
         "total_bytes": total_bytes,
@@ -203,6 +211,7 @@ def main() -> None:
                 hub.hf_hub_download(model, name, revision=revision)
         except Exception as error:  # noqa: BLE001 - the reader decides what it means
             _fail(hub, model, error)
+
     _write({})
 
 

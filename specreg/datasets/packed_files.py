@@ -64,6 +64,7 @@ def _unzipped(file: BinaryIO) -> Readable:
         OSError: it holds no file, or several.
     """
     archive = zipfile.ZipFile(file)
+
     # macOS adds a folder with what its own file system knows of each file.
     names = [
         member.filename

@@ -101,6 +101,7 @@ def load_prompts(
     if prompt_set.tokens is not None:
         return _random_prompts(prompt_set.tokens, vocabulary())
     name = prompt_set.name
+
     # Only a set that needs to be prepared has a licence.
     if not prompt_set.licence:
         return load_prompt_file(repository_path(root, f"{_TOYS}/{name}.jsonl"))
@@ -173,6 +174,7 @@ def prepare(
         kept_record = _kept_record(prompt_set, data_dir, show)
         if kept_record is not None:
             return kept_record
+
     prompts_path, _ = paths_of(data_dir, name)
     with _naming_file(prompts_path):
         # Fetching a set takes minutes, so the folder is tried before.
@@ -212,15 +214,18 @@ def _kept_record(
 ) -> PreparedSet | None:
     """Return the record of a set that is prepared already; None if it has to be prepared."""
     name = prompt_set.name
+
     try:
         record = load_record(data_dir, prompt_set)
     except DatasetError as error:
         show(str(error))
         return None
+
     if record is not None:
         _, record_path = paths_of(data_dir, name)
         remedy = f"remove {record_path} to prepare it anew"
         show(f"{name}: kept {record} from {record.source}; {remedy}")
+
     return record
 
 
@@ -306,11 +311,13 @@ def load_record(folder: Path, prompt_set: PromptSet) -> PreparedSet | None:
     except (OSError, *UNREADABLE) as error:
         message = f"dataset '{name}': {record_path}: {cause_of(error)}"
         raise DatasetError(f"{message}; {remedy}") from error
+
     if sha256 != record.sha256:
         raise DatasetError(
             f"dataset '{name}': {prompts_path} is not what was prepared (SHA-256 {sha256[:12]}…,"
             f" needed {record.sha256[:12]}…); {remedy}"
         )
+
     return record
 
 
@@ -337,4 +344,5 @@ def _random_prompts(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
         generator = np.random.RandomState([length_tokens, number])
         token_ids = tuple(ids[generator.randint(vocabulary, size=length_tokens)])
         prompts.append(Prompt(id=f"random-{number}", category="random", token_ids=token_ids))
+
     return tuple(prompts)

@@ -117,6 +117,7 @@ class DatasetMessage(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "
                 f"`{path}.{field}` is neither a text nor a list of texts: {error};"
                 " remove the row, or keep only texts in the user's messages"
             ) from error
+
         return "\n".join(part.text if isinstance(part, TextPart) else part for part in texts)
 
 
@@ -174,15 +175,18 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
         """
         prompt_id = self._id or f"{prompt_set.dataset}-{number}"
         category = self.category or prompt_set.category
+
         try:
             turns = self._turns
         except DatasetError as error:
             raise DatasetError(f"prompt '{prompt_id}': {error}") from error
+
         if turns is None:
             raise DatasetError(f"prompt '{prompt_id}': turns is missing; {_ROW_ADVICE}")
         if not category:
             raise DatasetError(f"prompt '{prompt_id}': category is missing; give the row one")
         is_chat = self.messages is not None or self.conversations is not None
+
         # A conversation with an empty turn is left out. In other rows `_load` refuses such a turn.
         if is_chat and not (turns and all(map(str.strip, turns))):
             return None
@@ -190,6 +194,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
             if turn.lstrip().startswith(_PLACEHOLDER):
                 subject = f"prompt '{prompt_id}', turn {turn_number}"
                 raise DatasetError(f"{subject}: a placeholder ('{_PLACEHOLDER} …'); {_REMEDY}")
+
         return Prompt(id=prompt_id, category=category, turns=turns)
 
     @property
@@ -267,6 +272,7 @@ def decode_row(content: bytes) -> tuple[PublishedRow, set[str]]:
         msgspec.DecodeError: the row isn't a JSON object, or one of these columns has another type.
     """
     columns = decode_json(content, dict[str, msgspec.Raw])
+
     # Decode only the first column with an id and the first one with a prompt.
     values = {name: bytes(value) for name, value in columns.items()}
     ids = [name for name in _ID_COLUMNS if values.get(name, b"null") not in _NO_ID]
@@ -403,6 +409,7 @@ def _load(
         DatasetError: the file can't be read, is empty, or a row is wrong.
     """
     prompts: list[Prompt] = []
+
     # Where the row of each prompt is, by the id of the prompt.
     locations: dict[str, str] = {}
     left_out_rows = 0
@@ -427,6 +434,7 @@ def _load(
             )
         locations[prompt.id] = location
         prompts.append(prompt)
+
     if not prompts:
         raise DatasetError(f"prompt file '{path}': holds no prompts; {advice}")
     return tuple(prompts), left_out_rows
@@ -444,6 +452,7 @@ def _check_prompt(prompt: Prompt) -> None:
         raise DatasetError(
             f"prompt '{beginning}…' has an id of {len(prompt.id)} characters; give it a shorter one"
         )
+
     for field, name in (("id", prompt.id), ("category", prompt.category)):
         if not is_plain(name):
             raise DatasetError(f"{field} {name!a} isn't plain text; rename it")
@@ -524,6 +533,7 @@ def _json_rows(path: Path, file: BinaryIO) -> Iterator[tuple[str, bytes]]:
             f"prompt file '{path}': begins with {beginning}, needed {_NEEDED_FORMS};"
             " convert it, or fetch it again"
         )
+
     _check_size(path, len(rows), _MAX_ROWS, "rows")
     for number, row in enumerate(rows, first):
         yield f"{path}:{number}", bytes(row)
@@ -537,6 +547,7 @@ def _rows_of_array(path: Path, text: bytes) -> Sequence[bytes | msgspec.Raw]:
     """
     with contextlib.suppress(*UNREADABLE):
         return msgspec.json.decode(text, type=list[msgspec.Raw])
+
     # Find the row. Python's own decoder passes what `decode_json` repairs, or refuses by its row.
     scanned = text.decode(errors="surrogateescape")
     rows: list[bytes] = []
@@ -552,6 +563,7 @@ def _rows_of_array(path: Path, text: bytes) -> Sequence[bytes | msgspec.Raw]:
         if between is None:
             raise DatasetError(f"{location}: no comma and no end follows it; {_BROKEN_ADVICE}")
         position = between.end()
+
     return rows
 
 
@@ -573,6 +585,7 @@ def _parquet_rows(path: Path, file: BinaryIO, columns: set[str]) -> Iterator[tup
             f"prompt file '{path}': reading Parquet needs pyarrow, which isn't installed;"
             f" {install_command('datasets')}"
         ) from error
+
     table = parquet.ParquetFile(file)
     _check_size(path, table.metadata.num_rows, _MAX_ROWS, "rows")
     number = 0

@@ -92,6 +92,7 @@ def read_published_file(
             # The reader has ended without an answer.
             status = reader.popen.wait()
             raise DatasetError(_why_broken_off(path, status, most_memory_bytes))
+
     if answer.published is None:
         raise DatasetError(answer.refusal)
     return answer.published
@@ -117,6 +118,7 @@ def _why_broken_off(path: Path, status: int, most_memory_bytes: int) -> str:
 def _main() -> None:
     """Read the file that a line of the standard input names, and answer with a line."""
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Order)
+
     # The limit is meant for the file, so the code of the decoder is imported before the limit is
     # set. If the decoder is missing, `load_published_rows` refuses the file.
     with contextlib.suppress(ImportError):
@@ -131,6 +133,7 @@ def _main() -> None:
         answer = _Answer(published=load(Path(order.path), order.prompt_set))
     except SpecregError as error:
         answer = _Answer(refusal=str(error))
+
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -84,6 +84,7 @@ def dataset_named(name: str) -> PromptSet:
             f"dataset '{name}': got prompts of {length} random ids, needed a number of at most"
             f" {_MAX_RANDOM_DIGITS} digits; ask for fewer"
         )
+
     return PromptSet(dataset=_RANDOM, config=length)
 
 

@@ -38,6 +38,7 @@ def with_examples(questions: Sequence[Prompt], examples: Sequence[Prompt]) -> tu
         texts = [example.turns[0] for example in shown]
         text = _BETWEEN.join((*texts, f"Question: {question.turns[0]}\nAnswer:"))
         prompts.append(msgspec.structs.replace(question, turns=(text,)))
+
     return tuple(prompts)
 
 

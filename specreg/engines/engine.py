@@ -358,11 +358,13 @@ class Engine(ABC):
                     " because each request sets its own; set temperature, top_p and top_k of the"
                     " case, and leave it out"
                 )
+
         if spec.model_runner is not None and not self.has_model_runners:
             raise UnsupportedError(
                 f"model_runner = {spec.model_runner}: engine '{self.name}' has only one model"
                 " runner; leave it out"
             )
+
         self.further_speculation(spec.speculation)
         parallel = spec.parallel
         for name in Parallel.__struct_fields__:
@@ -449,13 +451,16 @@ class Engine(ABC):
             models = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data
         except UNREADABLE:
             return Identity()
+
         if not models:
             return Identity()
         first = models[0]
         version = "unknown"
+
         # A server of another engine needn't have this engine's path for the version.
         if first.owned_by == self.name:
             version = self.parse_version(fetch("GET", self.version_path))
+
         # If a server doesn't report which model it has loaded, `id` is assumed to be that model.
         target = first.root or first.id
         return Identity(engine=first.owned_by, version=version, model=first.id, target=target)

@@ -150,6 +150,7 @@ def changed_facts(before: LaunchFacts, new: LaunchFacts) -> Iterator[str]:
         new_value = new_values.get(title, value)
         if new_value != value:
             yield f"{title} {value} -> {new_value}"
+
     if before.variables is None or new.variables is None:
         return
     old_variables = dict(before.variables)

@@ -85,6 +85,7 @@ class Spelling:
         if tree is not None:
             drafted_tokens = tree.drafted_tokens
             values[BRANCHES] = tree.branches
+
         # The token that the drafts continue counts too.
         values[VERIFIED_TOKENS] = drafted_tokens + 1
         return {key: values.get(value, value) for key, value in self.settings.items()}

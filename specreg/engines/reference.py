@@ -94,6 +94,7 @@ class ReferenceEngine(Engine):
         elif site.on_gpu:
             # Without the flag, the engine takes the first GPU that it sees.
             device_flags = ()
+
         speculation = self.rendered_speculation(spec, site.draft)
         speculation_flags = [f"--{key}={value}" for key, value in speculation.items()]
         return (

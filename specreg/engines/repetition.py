@@ -93,6 +93,7 @@ class RepeatingStream:
             self._compare_text(text, new_tokens)
         else:
             new_ids = self._take_ids(list(token_ids), new_tokens, text)
+
         self._tokens = all_tokens
         self._last_text = text
         new_text = self._take_text(text, is_last=is_last)
@@ -101,6 +102,7 @@ class RepeatingStream:
     def _take_ids(self, token_ids: list[int], new_tokens: int, text: str) -> Sequence[int]:
         """Return the new ids of an event, and decide how the events relate if the ids show it."""
         before = self._token_ids
+
         # A repeating event may have more ids than it counts, because SGLang counts tokens when a
         # step ends, and collects the ids later when it sends the event.
         all_tokens = self._tokens + new_tokens
@@ -112,12 +114,14 @@ class RepeatingStream:
                 f" after {self._tokens}"
             )
             raise _unrecognised(message, text)
+
         if repeats:
             way = _Way.REPEATING
             new_ids = token_ids[len(before) :]
         else:
             way = _Way.NEW_ALONE
             new_ids = token_ids
+
         # The first event decides nothing, unless it has more ids than it counts.
         if before or not is_new_alone:
             self._decide(way, text)
@@ -151,6 +155,7 @@ class RepeatingStream:
             waited = "".join(self._waiting)
             self._waiting.clear()
             return waited + text
+
         if self._way is _Way.REPEATING:
             before = self._shown
             if not text.startswith(before):
@@ -158,16 +163,19 @@ class RepeatingStream:
                 raise _unrecognised(fault, text)
             self._shown = text
             return text[len(before) :]
+
         if not self._shown:
             # The first text has nothing to repeat, so all of it is new.
             self._shown = text
             return text
+
         self._waiting.append(text)
         if is_last:
             message = (
                 "the answer ends before its events show whether each repeats the text before it"
             )
             raise _unrecognised(message, text)
+
         return ""
 
 

@@ -171,6 +171,7 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
             break
         variables[name] = value
         words.pop(0)
+
     return read_words(words, variables, commands)
 
 
@@ -188,6 +189,7 @@ def read_words(
         MatrixError: as in `read_command`.
     """
     engine, arguments = _split_program(words, commands)
+
     # Read the flags.
     command = commands[engine]
     reading = _Reading()
@@ -196,17 +198,20 @@ def read_words(
         reading.flags[TARGET] = arguments.pop(0)
     for flag, values in _flags_of(arguments):
         _read_flag(reading, command, flag, values)
+
     # Check that there is one model.
     if TARGET not in reading.values:
         raise MatrixError(
             "command: names no model; write it as you start the server, model and all"
         )
+
     targets = reading.values.pop(TARGET)
     if len(targets) != 1 or not targets[0]:
         words_of_target = " ".join((reading.flags[TARGET], *targets))
         raise MatrixError(
             f"command: {words_of_target}: needed one model; write its folder or hub id"
         )
+
     (target,) = targets
     return ReadCommand(
         engine=engine,
@@ -242,6 +247,7 @@ def check_one_command(text: str, *, is_script: bool = False) -> None:
         mark = "a new line without \\ before it"
     elif found := _NEXT_COMMAND.search(bare):
         mark = f"'{found[0]}'"
+
     if mark:
         raise MatrixError(
             f"command: {mark} is for a shell, which would run another command after it, and only"
@@ -260,18 +266,22 @@ def words_of(text: str) -> list[str]:
         raise MatrixError(
             f"command: {typographic[0]} is no quotation mark of a shell; write ' or \" instead"
         )
+
     check_one_command(text)
+
     try:
         # Blanks may follow the backslash at the end of a line, because they are easily pasted too.
         words = shlex.split(join_lines(text))
     except ValueError as error:
         raise MatrixError(f"command: {error}; write it as in a shell") from error
+
     for word in words:
         if _FOR_A_SHELL.match(word):
             raise MatrixError(
                 f"command: '{word}' is for a shell, and none reads it here; write only the command"
                 " that starts the server, with values in place of variables"
             )
+
     return words
 
 
@@ -290,10 +300,12 @@ def _split_program(
             known.append(f"'{' '.join(program)} …'")
             if begins_with(words, program):
                 starts.append((len(program), engine))
+
     if not starts:
         begin = " ".join(words[:3])
         programs = ", ".join(known)
         raise MatrixError(f"command: '{begin} …' starts no server; needed one of {programs}")
+
     # If several programs fit, the longest was started: after `trtllm-serve` alone, the `serve` of
     # `trtllm-serve serve` would be taken for the target.
     length, engine = max(starts)
@@ -331,6 +343,7 @@ def _flags_of(words: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
         else:
             flag, values = flags[-1]
             flags[-1] = (flag, (*values, word))
+
     return flags
 
 
@@ -362,6 +375,7 @@ def _read_flag(
     if name in command.dropped:
         reading.notes.append(f"{flag} is left out: {command.dropped[name]}")
         return
+
     # Flags of the speculative configuration, such as `--speculative-config.method=eagle3`.
     section, _, key = name.partition(".")
     if key and command.keys.get(section) == SPECULATION:
@@ -375,11 +389,13 @@ def _read_flag(
     else:
         _read_setting(reading, command, flag, values)
         return
+
     for setting in settings:
         if setting in reading.speculation:
             raise MatrixError(
                 f"command: {flag} sets {setting} of the speculation again; leave out one"
             )
+
     reading.speculation |= settings
 
 
@@ -397,6 +413,7 @@ def _read_setting(
     if name.startswith(_NO):
         switched_off = command.keys.get(name.removeprefix(_NO))
     known_key = key_of_case or switched_off
+
     # The engine itself reads all flags that a case has no key for.
     if known_key is None:
         if _is_secret(name, values):
@@ -408,11 +425,14 @@ def _read_setting(
             return
         reading.engine_args += (flag, *values)
         return
+
     if known_key in reading.flags:
         raise MatrixError(
             f"command: {flag} sets again what {reading.flags[known_key]} sets; leave out one"
         )
+
     reading.flags[known_key] = flag
+
     # A flag that switches something off leaves the key at its default, which is off.
     if key_of_case is not None:
         reading.values[key_of_case] = values
@@ -433,6 +453,7 @@ def _setting_of(values: tuple[str, ...]) -> Setting:
         value = msgspec.json.decode(text)
     except UNREADABLE:
         return text
+
     # A list or an object stays a text as it was written. The engine parses it.
     if isinstance(value, int | float):
         return value
@@ -477,6 +498,7 @@ def read_speculation(
     draft_tokens = None
     for key in _keys_of(spelling, DRAFT_TOKENS):
         draft_tokens = settings.get(key)
+
     # SGLang's number of verified tokens is one more than the number of drafts, because it includes
     # the token that the drafts continue.
     verified = None
@@ -485,6 +507,7 @@ def read_speculation(
     tree = None
     for key in _keys_of(spelling, BRANCHES):
         tree = Tree(branches=_count(settings[key]), drafted_tokens=_count(verified) - 1)
+
     # Without a tree, one of these two numbers is enough, and if both are given they must agree.
     if verified is not None and tree is None:
         drafts_by_verified = _count(verified) - 1
@@ -494,11 +517,13 @@ def read_speculation(
                 f" {verified}, needed {_count(draft_tokens) + 1}; mend one of the two"
             )
         draft_tokens = drafts_by_verified
+
     if draft_tokens is None:
         needed_keys = [*_keys_of(spelling, DRAFT_TOKENS), *_keys_of(spelling, VERIFIED_TOKENS)]
         raise MatrixError(
             f"command: the speculation doesn't say how many tokens it drafts; give {needed_keys[0]}"
         )
+
     return ReadSpeculation(
         method=method,
         draft=draft,
@@ -521,6 +546,7 @@ def _method_of(settings: Mapping[str, Setting], methods: Mapping[str, Spelling])
         if _fits(settings, spelling, methods):
             items_of_method = spelling.settings.items()
             agreements[name] = sum(settings.get(key) == value for key, value in items_of_method)
+
     if not agreements:
         shown = msgspec.json.encode(settings).decode()
         raise MatrixError(
@@ -528,6 +554,7 @@ def _method_of(settings: Mapping[str, Setting], methods: Mapping[str, Spelling])
             f" {specreg_command('engines')} lists the methods: name one, and its draft if it needs"
             " one"
         )
+
     return max(agreements, key=agreements.__getitem__)
 
 
@@ -545,6 +572,7 @@ def _fits(
     # `none` has no settings, so no configuration belongs to it.
     if not spelling.settings:
         return False
+
     # The methods of an engine show which of its keys name a draft and which set branches.
     draft_keys: set[str] = set()
     branch_keys: set[str] = set()

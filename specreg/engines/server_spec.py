@@ -218,6 +218,7 @@ class ServerSpec(ServerSettings):
         sizes = self.sizes
         if sizes is not None:
             sizes = dataclasses.replace(sizes, draft_gib=0.0)
+
         # All settings of the drafter are reset, so that all methods of a target share a control.
         return dataclasses.replace(
             self,

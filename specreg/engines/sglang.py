@@ -163,6 +163,7 @@ class SglangWireFormat(WireFormat, TokenApi):
             body["input_ids"] = ask.token_ids
         else:
             body["text"] = ask.text
+
         return body
 
     def new_parser(self, ask: Ask) -> ParseEvent:
@@ -181,6 +182,7 @@ class SglangWireFormat(WireFormat, TokenApi):
             if meta.finish_reason is not None:
                 finish_reason = meta.finish_reason.type
                 check_ended_well(finish_reason, event)
+
             # An error that isn't in a field `error` decodes as an event without any field.
             if parsed == _EMPTY_EVENT:
                 check_no_error(event)
@@ -231,6 +233,7 @@ class SglangWireFormat(WireFormat, TokenApi):
             parsed = decode_answer(answer, _Answer)
             output = parsed.output_ids
             tokens = parsed.meta_info.completion_tokens
+
             # 0 is the value of an answer that doesn't count its tokens.
             if tokens not in {0, len(output)}:
                 mismatch = f"it has {len(output)} output_ids, but counts {tokens} tokens"
@@ -247,6 +250,7 @@ class SglangWireFormat(WireFormat, TokenApi):
 
         def parse(answer: bytes) -> Scores:
             logprobs = decode_answer(answer, _Answer).meta_info.output_token_ids_logprobs
+
             # The answer has one generated token, whose candidates are scored.
             first_token = logprobs[0] if logprobs else ()
             scores = {token: score for score, token, _ in first_token}
@@ -430,6 +434,7 @@ class Sglang(Engine):
             if key in _THRESHOLDS and not _is_number(value):
                 message = f"speculation.{key} = {value}: is no number"
                 raise UnsupportedError(f"{message}; correct it, or leave it out")
+
         return super().further_speculation(flags)
 
     def check_draft(self, spec: ServerSpec, read_config: ReadConfig) -> None:
@@ -484,6 +489,7 @@ class Sglang(Engine):
         """
         if on_gpu:
             return Requirement(package="sglang", version=_VERSION, extras=(CUDA_COMPILER,))
+
         # A platform that doesn't exist makes uv leave a package out.
         left_out = [f"{package} ; sys_platform == 'never'" for package in _KERNELS]
         return Requirement(
@@ -499,6 +505,7 @@ class Sglang(Engine):
         if site.on_gpu:
             device_flags = _gpu_flags(spec, site.memory)
         parallel = spec.parallel
+
         # SGLang spreads experts over the GPUs of `tensor`.
         expert_gpus = 1
         if parallel.expert:
@@ -541,6 +548,7 @@ class Sglang(Engine):
                 # By default every accepted token is one fixed token, and not the drafted one.
                 "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
             }
+
         return variables
 
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
@@ -548,6 +556,7 @@ class Sglang(Engine):
         del log
         info = decode_answer(fetch("GET", self.version_path), _ServerInfo)
         graphs = info.cuda_graph_config
+
         # On a CPU SGLang reports the modes that a GPU would have.
         if graphs is None or info.device == "cpu":
             graphs = _CudaGraphs()
@@ -581,6 +590,7 @@ class Sglang(Engine):
                 speculates=info.get("speculative_algorithm") is not None,
                 speculation=speculation,
             )
+
         # A server whose settings can't be read is still identified by its list of models.
         return identity
 
@@ -638,6 +648,7 @@ def _dtype(spec: ServerSpec, config: Mapping[str, Any]) -> str:
         return stated
     if stated not in {"", "float32"}:
         return "auto"
+
     # SGLang never takes float32 by itself.
     if str(language_model.get("model_type", "")).startswith("gemma"):
         return "bfloat16"
@@ -662,6 +673,7 @@ def _context_tokens(config: Mapping[str, Any]) -> int | None:
     lengths = [language_model[key] for key in _CONTEXT_KEYS if language_model.get(key)]
     if not lengths:
         return None
+
     # transformers 5 has renamed the key.
     scaling = language_model.get("rope_scaling") or language_model.get("rope_parameters") or {}
     is_in_length = "original_max_position_embeddings" in scaling
@@ -727,6 +739,7 @@ def _gpu_flags(spec: ServerSpec, memory: Memory | None) -> tuple[str, ...]:
     graphs = ("--cuda-graph-max-bs-prefill", str(spec.max_model_len_tokens))
     if memory is None:
         return ("--mem-fraction-static", str(spec.gpu_memory_frac), *graphs)
+
     # SGLang counts all memory taken since its own start, and so also the memory of a control that
     # starts at the same time. So the share has to cover both servers. The cache stays as large as
     # planned, because `--max-total-tokens` fixes it.

@@ -56,6 +56,7 @@ class TensorrtLlmWireFormat(WireFormat):
         accepted_name = f"{_SPEC_DECODE}accepted_tokens_total"
         drafted = page.by_position(drafted_name, "token_position")
         accepted = page.by_position(accepted_name, "token_position")
+
         # Only this counter is required. A position has no counter until it counts something.
         page.require(_ENDED, advice=f"start the server with {self.counters_flag}")
         depth = max(drafted, default=-1) + 1
@@ -231,6 +232,7 @@ class TensorrtLlm(Engine):
         """Return the command `trtllm-serve` from the folder of the interpreter."""
         program = str(python.with_name("trtllm-serve"))
         parallel = spec.parallel
+
         # TensorRT-LLM spreads experts over the GPUs of `tensor`.
         expert_gpus = 1
         if parallel.expert:
@@ -263,6 +265,7 @@ def _nested(settings: Mapping[str, object]) -> dict[str, object]:
         section_name, _, key = path.rpartition(".")
         section = sections.setdefault(section_name, {})
         section[key] = value
+
     # The settings without a dot belong to no section, but to the top of the file.
     top_level = sections.pop("", {})
     return {**top_level, **sections}

@@ -90,9 +90,11 @@ class TritonWireFormat(WireFormat):
         def parse_event(event: bytes) -> StreamEvent:
             nonlocal tokens
             parsed = decode_event(_decoder, event)
+
             # An error without a field `error` decodes as an event without text.
             if not parsed.text_output:
                 check_no_error(event)
+
             # A response has the number of its own tokens, so their sum is the usage so far.
             tokens += parsed.num_output_tokens
             finish_reason = None
@@ -188,6 +190,7 @@ class Triton(Engine):
     def files(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
         """Return the model repository: the model's configuration and the engine's arguments."""
         model = site.served_name
+
         # The user's own arguments come last, so that they replace those of specreg.
         further_arguments = dict(map(_parse_argument, spec.engine_args))
         speculation = self.rendered_speculation(spec, site.draft)
@@ -250,12 +253,14 @@ class Triton(Engine):
             backend = msgspec.json.decode(config, type=_ModelConfig).backend
         except UNREADABLE:
             return Identity()
+
         if backend != "vllm":
             message = (
                 f"model '{model}' has the backend '{backend}', needed 'vllm'; load a model that"
                 " has it"
             )
             raise AttachError(message)
+
         return Identity(engine=server.name, version=server.version, model=model, target="")
 
 
@@ -272,6 +277,7 @@ def _parse_argument(argument: str) -> tuple[str, object]:
             ' in model.json; write name=value, as in "seed=7" or "kv_cache_dtype=fp8"'
         )
         raise UnsupportedError(message)
+
     try:
         return name, msgspec.json.decode(value)
     except UNREADABLE:

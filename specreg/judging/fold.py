@@ -358,6 +358,7 @@ class Fold:
         sign = 1 if state == GAINED else -1
         figures = len(self.state)
         heavy_tail = np.full(figures, _HEAVY_TAIL)
+
         # Student's distribution with 3 degrees of freedom has a standard deviation of √3.
         spreads = quantiles(self._level, heavy_tail) / math.sqrt(_HEAVY_TAIL)
         clear = np.minimum(
@@ -366,6 +367,7 @@ class Fold:
         lowest, highest = self.tonight.bounds(self._level)
         is_proven = lowest > 0 if state == GAINED else highest < 0
         is_clear = sign * self.tonight.estimate > np.maximum(clear, self._tolerated)
+
         # The others have to show it too. With a single launch this is NaN, and so not proven.
         without_extreme = night.without_extreme(sign) - night.levels + self.tonight.estimate
         is_seen_twice = sign * without_extreme > self._tolerated
@@ -436,6 +438,7 @@ class Fold:
             half = (first + 1) // 2
             if _FEWEST_FIRST <= half < first:
                 pairs.append((first, half))
+
         return pairs
 
     def _close_what_is_over(self) -> None:
@@ -556,4 +559,5 @@ def _first_night_over(changes: Floats, variances: Floats, needed: float) -> int 
         if lost < 0 and regained > -lost / 2 and clearness > clearest:
             clearest = clearness
             first_over = first
+
     return first_over

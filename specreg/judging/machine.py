@@ -78,6 +78,7 @@ class Groups:
                 self.of_other_engines.append(np.flatnonzero(is_metric & ~is_engine))
                 self.metric_of_pair.append(row)
                 pairs.setdefault(engine, []).append(len(self.metric_of_pair) - 1)
+
         self.metrics_of_engines = [np.array(rows) for rows in pairs.values()]
 
     def common(
@@ -103,6 +104,7 @@ class Groups:
             known = known[np.isfinite(known)]
             if np.isnan(machine[row]) and len(known):
                 machine[row] = np.median(known)
+
         shared = np.full(len(changes), np.nan)
         contrasts = np.full(len(self.by_engine), np.nan)
         for row, figures in enumerate(self.by_engine):
@@ -116,6 +118,7 @@ class Groups:
                 of_machine = machine[self.metric_of_pair[row]]
                 of_controls = control_changes[figures]
                 shared[figures] = np.where(np.isfinite(of_controls), of_controls, of_machine)
+
         return Common(figures=shared, contrasts=contrasts, machine=machine)
 
 
@@ -155,6 +158,7 @@ class Wandering:
         self._two_sided = two_sided
         self._tolerated = -np.log1p(-tolerances_frac)
         self._levels = np.empty((0, metrics))
+
         # The night on which the level of each metric began.
         self._began = np.zeros(metrics, np.intp)
         self._level_nights = self.fold.level_nights
@@ -177,6 +181,7 @@ class Wandering:
         self.change = self.fold.kept.estimate
         self._began[restarts] = len(self._levels)
         self._levels = np.vstack([self._levels, common])
+
         for row in range(len(common)):
             is_too_far = self._is_too_far(row, LOST) or (
                 bool(self._two_sided[row]) and self._is_too_far(row, GAINED)

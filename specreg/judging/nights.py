@@ -96,6 +96,7 @@ class MachineNights:
         )
         self._engine_changes = np.empty((0, len(groups.by_engine)))
         self._contrasts = np.empty((0, len(groups.by_engine)))
+
         # The night on which the level of each of these pairs began.
         self._engine_began = np.zeros(pairs, np.intp)
         self.machine = Wandering(
@@ -175,6 +176,7 @@ class MachineNights:
                 contrasts[row] = 0.0
                 restarts[row] = True
                 self._engine_began[row] = len(self._contrasts)
+
         self.engines.add(Night.of_levels(contrasts, restarts))
         of_engines = np.array([common.figures[members[0]] for members in self._groups.by_engine])
         of_engines = np.where(restarts, 0.0, of_engines)
@@ -237,6 +239,7 @@ class MachineNights:
                     nights=int(self.cases.nights[column]),
                 )
             )
+
         return rows
 
     def _shared_change(self) -> Floats:

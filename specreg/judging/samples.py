@@ -94,6 +94,7 @@ def table_of(samples: Iterable[Sample], further: Iterable[Figure] = ()) -> Night
         further: figures that have a column even if no sample is theirs.
     """
     samples = list(samples)
+
     # Whatever else has changed, a metric of a case is one figure, as it is now.
     samples.sort(key=lambda sample: sample.began_s)
     latest = {(sample.metric, sample.case): sample.figure for sample in samples}
@@ -138,6 +139,7 @@ def night_of(samples: Iterable[Sample], figures: Sequence[Figure]) -> Night:
         night.highest[column] = max(logs)
         if sample.control_logs:
             night.controls[column] = statistics.fmean(sample.control_logs)
+
     return night
 
 

@@ -145,6 +145,7 @@ class SimulatedMachine:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
+
         # Scenarios that drew the same numbers would share the same unlucky series.
         name = zlib.crc32(scenario.name.encode())
         self._random = np.random.default_rng([seed, name])
@@ -179,6 +180,7 @@ class SimulatedMachine:
             if planted.is_on(night):
                 rows = slice(None) if planted.cases is None else slice(planted.cases)
                 speeds[rows] += math.log1p(planted.change_frac)
+
         return speeds
 
     def launch(self, speeds: Floats) -> Floats:
@@ -243,6 +245,7 @@ def measured(machine: SimulatedMachine, nights: MachineNights, night: int) -> Ni
         sums = sums + values
         squares = squares + values**2
         launches = launches + again
+
     return so_far
 
 
@@ -312,6 +315,7 @@ def _count_series(counts: ScenarioCounts, scenario: Scenario, seed: int) -> None
         is_planted = any(planted.cases is None for planted in scenario.planted)
         is_red = is_red or (is_machine and not is_planted)
         counts.red_nights += is_red
+
     counts.found += [found.get(figure, 0) for figure in sorted(lost_cases)]
 
 
@@ -565,6 +569,7 @@ def render_scenario(row: LimitedScenario, counts: ScenarioCounts) -> tuple[list[
         shown = f"{limit.of(counts):.1%}"
         lines.append(f"{title:{_TITLE}}{limit.name:{_SHARE}}{shown:>8}{limit.reach:>10}{mark}")
         title = ""
+
     return lines, is_kept
 
 
@@ -591,6 +596,7 @@ def simulate_rows(
         lines_of_row, row_is_kept = render_scenario(row, counts)
         lines += lines_of_row
         is_kept = is_kept and row_is_kept
+
     return "\n".join(lines), is_kept
 
 
@@ -643,6 +649,7 @@ def simulate_frontier(series: int, seed: int = FIRST_SEED) -> str:
         mark = "  chosen" if level == NIGHT_LEVEL else ""
         monthly = _NIGHTS_OF_MONTH * share(red, nights)
         lines.append(f"{shared_frac:<13.0%}{level:>7g}{monthly:>20.2f}  {'  '.join(found)}{mark}")
+
     return "\n".join(lines)
 
 

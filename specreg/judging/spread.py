@@ -105,6 +105,7 @@ class SpreadEstimator:
         known = usual & np.isfinite(self._levels_before)
         differences = np.where(known, (levels - self._levels_before) ** 2, 0.0)
         most = 2 * _MOST_SPREADS**2 * self._typical(differences, known)
+
         # Several launches average a part of their variance out. It is added back.
         averaged_out = self._launch * (2 - 1 / launches - 1 / self._launches_before)
         variances = (np.minimum(differences, most) + averaged_out) / 2
@@ -114,6 +115,7 @@ class SpreadEstimator:
             # A figure alone shows nothing of how figures vary together.
             tonight = group[:0] if len(group) == 1 else group
             self._estimate(group, float(squares[tonight].sum()), float(freedom[tonight].sum()))
+
         self._night_squares += squares
         self._night_freedom += freedom
         self._levels_before = np.where(usual, levels, self._levels_before)
@@ -130,6 +132,7 @@ class SpreadEstimator:
             if freedom == _PRIOR_FREEDOM and len(tonight) >= _FEWEST_FIGURES:
                 # On the first night, figures show how much they vary by how much they differ.
                 typical[group] = np.median(tonight) / (2 * _MEDIAN_OF_SQUARES)
+
         return typical
 
     def _estimate(self, group: Ints, squares_tonight: float, freedom_tonight: float) -> None:
@@ -203,6 +206,7 @@ def _similarity(squares: Floats, freedom: Floats) -> float:
     mean = float(variances.mean())
     if mean <= 0:
         return _LEAST_SIMILARITY
+
     # Estimates of one variance with d degrees of freedom have a squared variation of 2 / d.
     mean_freedom = float(freedom[known].mean())
     excess = float(variances.var(ddof=1)) / mean**2 * mean_freedom - 2

@@ -107,6 +107,7 @@ class NightJudge:
                     software=_software_around(software, figure.case, changed_on),
                 )
             )
+
         return verdicts
 
     def _nights_since(self, first: int, column: int) -> int:

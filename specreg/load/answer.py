@@ -69,6 +69,7 @@ class AnswerText:
             is_unseen = False
             self._append(_TEXT, event.text)
             self._look_for_end(event.text)
+
         if event.extra_json:
             is_unseen = False
             self._append(_OTHER, event.extra_json)
@@ -103,6 +104,7 @@ class AnswerText:
             stretch.channel == _THOUGHT for stretch in self._stretches
         ):
             return
+
         # The mark may be split between events.
         recent = self._text_end + text
         self._has_ended_thought = END_OF_THOUGHT in recent
@@ -155,6 +157,7 @@ class AnswerText:
             return False
         middle = len(all_text) // 2
         half = all_text[middle:]
+
         # The distance to the next copy of the half's beginning is the length of one repetition.
         longest_period = len(half) // 2
         period = half.find(half[:longest_period], 1)
@@ -180,6 +183,7 @@ class AnswerText:
             text = "".join(stretch.texts).encode(errors="surrogatepass")
             digest.update(b"%b %d " % (stretch.channel.encode(), len(text)))
             digest.update(text)
+
         return digest.hexdigest()[:_DIGITS]
 
     def ids_sha256(self, tokens: int) -> str:

@@ -90,10 +90,12 @@ def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
     if connections:
         # One connection more is for the page of counters.
         max_connections = connections + 1
+
     # Servers drop an idle connection after 5 s; reusing it at that moment would fail a request.
     limits = httpx.Limits(
         max_connections=max_connections, max_keepalive_connections=None, keepalive_expiry=2.0
     )
+
     # A read timeout would set a timer for every chunk, which is a tenth of a chunk's cost.
     timeout = httpx.Timeout(_SILENCE_S, read=None, pool=None)
     return HttpxAiohttpClient(
@@ -163,6 +165,7 @@ class _StreamState:
             self._take_tokens(event.tokens, at_ns)
         elif self.tokens == 0 and (event.text or event.thought):
             self.has_uncounted_text = True
+
         # Servers send the following fields on one of the last events, or on several events with the
         # totals so far.
         if event.finish_reason is not None:
@@ -255,6 +258,7 @@ class ChatClient:
             self.alive_ns = now_ns
         elif stream.chunks:
             self.alive_ns = max(self.alive_ns, stream.chunks[-1].at_ns)
+
         if not self.running:
             self.idle_ns = now_ns
 
@@ -270,6 +274,7 @@ class ChatClient:
         """
         messages: tuple[Message, ...] = ()
         empty_replies = 0
+
         # A prompt in token ids has no texts, and is sent as one turn.
         texts = prompt.turns[: self.case.request.turns] or ("",)
         for turn, text in enumerate(texts, 1):
@@ -329,6 +334,7 @@ class ChatClient:
             stream.error = str(failure)
         finally:
             self._end(stream)
+
         return FinishedRequest(
             conversation_index=conversation_index,
             trace=_trace_of(stream, prompt, turn, planned_ns),
@@ -398,6 +404,7 @@ class ChatClient:
                 # The server's last words may say more than how the connection ended.
                 splitter.check_rest(is_finished=False, end=_described(failure))
                 raise
+
         splitter.check_rest(is_finished=stream.finish_reason is not None)
         if stream.finish_reason is None and parsed == _EMPTY_EVENT:
             fault = f"the stream ended without a finish reason, its last event is {quote(event)}"
@@ -431,6 +438,7 @@ def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) 
     last_ns = None
     first_chunk_tokens = 0
     reply = stream.answer.reply
+
     # The answer may be a thought alone. Otherwise, the server separates the thought, or a mark in
     # the text shows where the thought ends, or there is no thought.
     if reply is Reply.UNFINISHED_THOUGHT:
@@ -439,10 +447,12 @@ def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) 
         thought_chunks = stream.thought_chunks
     else:
         thought_chunks = stream.chunks[1 : stream.answer.inline_thought_chunks]
+
     if stream.chunks:
         first_ns = stream.chunks[0].at_ns
         last_ns = stream.chunks[-1].at_ns
         first_chunk_tokens = stream.chunks[0].tokens
+
     return RequestTrace(
         prompt_id=prompt.id,
         category=prompt.category,

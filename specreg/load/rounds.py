@@ -95,6 +95,7 @@ class RoundBuilder:
         self.traces[finished.conversation_index, finished.trace.turn] = finished.trace
         self.timed_out_requests += finished.late
         times_ns = [chunk.at_ns for chunk in finished.chunks]
+
         # A round has many thousand chunks, so `map` and `filter` do the looping, in C.
         gaps_ns = map(operator.sub, times_ns[1:], times_ns)
         self.gaps.add_all(list(filter(None, gaps_ns)))
@@ -172,9 +173,11 @@ async def replay_round(
     watching = asyncio.create_task(chat_client.watch())
     finishing = asyncio.create_task(_keep_finishing(ended, builder, clock))
     lagging = asyncio.create_task(_measure_lag(builder.lags, clock))
+
     # Freezing exempts all older objects from garbage collection, which would take a tenth of a
     # second for them.
     gc.freeze()
+
     try:
         # Watching and finishing end only by an error, such as a full disk.
         tasks = (replaying, watching, finishing)
@@ -195,6 +198,7 @@ async def replay_round(
         finishing.cancel()
         while not ended.empty():
             builder.take(ended.get_nowait())
+
     return builder
 
 
@@ -334,6 +338,7 @@ class _Worker(NamedTuple):
             InvalidMeasurementError: `CLIENT_DIED`, the process ended.
         """
         self.child.send(order)
+
         while line := await self.replies.readline():
             reply = msgspec.json.decode(line, type=_Reply)
             if reply.hung_s is not None:
@@ -343,6 +348,7 @@ class _Worker(NamedTuple):
             if reply.lags is not None:
                 builder.lags.merge(reply.lags)
                 return
+
         status = self.child.popen.wait()
         lines = self.child.last_lines()
         raise InvalidMeasurementError("CLIENT_DIED", status=status, lines=lines)
@@ -383,6 +389,7 @@ class Clients:
             await self._replay_slices(tuple(prompts), builder)
         else:
             builder = await self._replay_here(self.case, prompts, record)
+
         if builder.timed_out_requests:
             await self._check_hanging(prompts[:1])
         return builder.as_round()

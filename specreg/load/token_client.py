@@ -43,6 +43,7 @@ def token_api_of(endpoint: Endpoint) -> TokenApi:
             f"engine '{endpoint.engine}': its answers have no token ids, so they can't be compared"
             f" token by token; use an engine that has them: {', '.join(supported)}"
         )
+
     return api
 
 

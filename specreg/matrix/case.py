@@ -287,6 +287,7 @@ class Case:
             "prompts": self.request.usual_prompts,
             "num_prompts": self.request.prompts if self.request.matrix_prompts else None,
         }
+
         # What isn't compared isn't a field of the settings, and is left out.
         return readable_values(msgspec.convert(settings, CaseSettings))
 
@@ -311,6 +312,7 @@ class Case:
         has fewer. A load at a rate or with a duration has at most four rounds.
         """
         concurrency = self.load.concurrency
+
         # Shorter rounds at a rate or with a duration would mostly consist of their start and end.
         if not concurrency or self.load.duration_s is not None:
             return min(_OPEN_ROUNDS, self.request.prompts)
@@ -348,6 +350,7 @@ class Case:
         """
         gpus = self.server.parallel.gpus_by_node
         memory_gib = self.memory_gib
+
         # A GPU whose memory isn't known may be large enough.
         known_gib = [gib for gib in gpus_gib[:gpus] if gib is not None]
         is_too_small = memory_gib is not None and min(known_gib, default=memory_gib) < memory_gib
@@ -438,6 +441,7 @@ def companions_of(
         if fit(list(with_case)):
             servers = with_case
             companions.append(later_case)
+
     return companions
 
 
@@ -491,12 +495,14 @@ class Tier:
         unmet: dict[str, str] = {}
         if gpus_gib:
             unmet = self.unmet(gpus_gib)
+
         # Find the pairs with a case that doesn't fit. The key is the list of pairs that the case's
         # table names, so all tables with the same list get the same pair.
         too_large: dict[tuple[str, ...], set[str]] = {}
         for case in self.cases:
             if case.id in unmet:
                 too_large.setdefault(self.choices[case.id], set()).add(case.server.models)
+
         # Keep the cases of the chosen pairs.
         cases = []
         for case in self.cases:
@@ -506,6 +512,7 @@ class Tier:
             chosen_pair = next(iter(fitting_pairs), pairs[-1])
             if case.server.models == chosen_pair:
                 cases.append(case)
+
         return dataclasses.replace(self, cases=tuple(cases))
 
     def unmet(self, gpus_gib: Sequence[float | None]) -> dict[str, str]:

@@ -83,6 +83,7 @@ def understand_command(
         else:
             command = read_command(text, commands)
         return _table_of(command, table)
+
     server_file = server_file_of(text)
     with located_errors(str(server_file)):
         command = _command_in(read_server_file(server_file, folder), commands)
@@ -103,9 +104,11 @@ def _table_of(command: ReadCommand, table: Mapping[str, object]) -> TableOfComma
         keys |= _keys_of_speculation(speculation)
         if speculation.draft:
             drafts[speculation.method] = speculation.draft
+
     keys["methods"] = _methods_of(table, methods)
     keys |= _values_of(command)
     notes = list(command.notes)
+
     # The command is for a single server, but case and control have to fit side by side.
     share_frac = keys.get(_SHARE)
     has_control = "none" in keys["methods"] and len(keys["methods"]) > 1
@@ -113,6 +116,7 @@ def _table_of(command: ReadCommand, table: Mapping[str, object]) -> TableOfComma
         keys[_SHARE] = share_frac / 2
         flag = command.flags[_SHARE]
         notes.append(f"{flag} {share_frac:g} is for case and control together: each has half")
+
     if command.engine_args:
         keys["engine_args"] = list(command.engine_args)
     if command.variables:
@@ -173,6 +177,7 @@ def _methods_of(table: Mapping[str, object], methods: list[str]) -> list[str]:
         MatrixError: the table doesn't name the method of the command.
     """
     named_methods = table.get("methods", methods)
+
     # What isn't a list is refused when the table is decoded.
     if not isinstance(named_methods, list):
         return methods
@@ -182,6 +187,7 @@ def _methods_of(table: Mapping[str, object], methods: list[str]) -> list[str]:
             f"methods = {as_toml(named_methods)}, the command speculates with '{method}'; name it"
             " among them, or leave methods out"
         )
+
     return named_methods
 
 
@@ -195,6 +201,7 @@ def _speculation_of(command: ReadCommand) -> ReadSpeculation:
         key = min(reserved_keys)
         message = f"command: its speculation has {key}, which a case sets by"
         raise MatrixError(f"{message} {engine.reserved_speculation_keys[key]}; set that instead")
+
     return speculation
 
 
@@ -227,6 +234,7 @@ def _values_of(command: ReadCommand) -> dict[str, Any]:
             parallel[key.removeprefix(_PARALLEL)] = value
         else:
             keys[key] = value
+
     if parallel:
         keys["parallel"] = parallel
     return keys
@@ -251,6 +259,7 @@ def _is_over_all(flag: str, words: tuple[str, ...], command: ReadCommand) -> boo
             f"command: {flag}: a case spreads experts over all GPUs of parallel.tensor or over"
             f" none; give {possible}"
         )
+
     return words != ("1",)
 
 
@@ -277,6 +286,7 @@ def merge_command(
             merged[key] = _joined(key, command_value, value)
         elif value != command_value:
             raise _contradiction(key, value, command_value)
+
     return merged
 
 
@@ -304,6 +314,7 @@ def _joined(key: str, command_value: Any, value: Any) -> Any:  # noqa: ANN401 - 
             if flag in flags:
                 raise MatrixError(f"{key} has {flag}, which the command has too; leave out one")
         return [*command_value, *value]
+
     if not isinstance(command_value, dict) or not isinstance(value, dict):
         return value  # the wrong type is refused when the table is decoded
     for name in command_value.keys() & value.keys():

@@ -82,6 +82,7 @@ def _find_service(documents: Sequence[Any], name: str) -> dict[str, Any]:
                 f"{key} isn't followed; name what `docker compose config --format json > FILE`"
                 " writes"
             )
+
     return table
 
 
@@ -95,6 +96,7 @@ def _variables_of(service: _Service) -> Iterator[tuple[str, str | None]]:
     else:
         for name, scalar in service.environment.items():
             variables[name] = None if scalar is None else _text_of(scalar)
+
     for name, written in variables.items():
         if written is None:
             yield name, None
@@ -113,6 +115,7 @@ def _mount(reading: Reading, volume: str | _Volume) -> None:
         else:
             reading.mount(source, volume.target, unknown=unknown)
         return
+
     text, unknown = _replaced(volume)
     source, colon, rest = text.rpartition(":") if unknown else text.partition(":")
     if unknown and colon and not rest.startswith("/"):

@@ -84,6 +84,7 @@ class Container:
                 check_one_command(script, is_script=True)
                 words = words_of(script)
             return words[1:] if words[:1] == ["exec"] else words
+
         starts = [program for command in commands.values() for program in command.programs]
         if self.entrypoint is not None or any(begins_with(words, program) for program in starts):
             return words
@@ -106,6 +107,7 @@ class Container:
                 f"command: model '{model}' starts from the working folder of the image, which isn't"
                 " written here; write its whole path"
             )
+
         folder = self._mounted(posixpath.join(self.folder, model), f"model '{model}'")
         if folder is not None:
             return folder
@@ -143,6 +145,7 @@ class Container:
         ]
         if not targets:
             return None
+
         # A mount hides what the folders around it have at its place.
         target = max(targets, key=len)
         mount = self.mounts[target]
@@ -151,6 +154,7 @@ class Container:
                 f"command: {subject} is a path in the container, in {mount.is_no_folder}, and no"
                 " folder of this machine is known to be mounted there; mount one, or name a hub id"
             )
+
         return mount.folder.rstrip("/") + path.removeprefix(target.rstrip("/"))
 
 
@@ -165,6 +169,7 @@ def _script_of(words: Sequence[str]) -> str | None:
         # `-o pipefail`
         if letters.endswith("o") and rest:
             rest.pop(0)
+
     return rest[0] if has_script and rest else None
 
 
@@ -209,6 +214,7 @@ class Reading:
             self.variables[name] = value
             self.without.pop(name, None)
             return
+
         self.variables.pop(name, None)
         self.without[name] = f"{name} is left out{reason}"
 
@@ -251,6 +257,7 @@ class Reading:
         """
         words = (*(entrypoint or ()), *arguments)
         hide_secrets_of({}, words)
+
         for text in (image, *words, *self.variables, *self.variables.values()):
             # YAML may write a NUL, or half of a pair of surrogates, which TOML can't.
             if "\0" in text or text.encode(errors="ignore").decode() != text:
@@ -258,6 +265,7 @@ class Reading:
                     "command: a word or a variable has a character that no argument can have;"
                     " remove it"
                 )
+
         notes = [*self.without.values(), *self.notes]
         if self.left_out:
             names = ", ".join(dict.fromkeys(self.left_out))

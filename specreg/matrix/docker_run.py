@@ -76,6 +76,7 @@ def is_docker_run(text: str) -> bool:
 def _words_of_run(words: Sequence[str]) -> list[str] | None:
     """Return the words after `docker run`; None if it is another command."""
     rest = list(words)
+
     # Variables of the program itself.
     while rest and rest[0].partition("=")[0].isidentifier() and "=" in rest[0]:
         rest.pop(0)
@@ -86,12 +87,14 @@ def _words_of_run(words: Sequence[str]) -> list[str] | None:
                 rest.pop(0)
         while rest and rest[0].partition("=")[0].isidentifier() and "=" in rest[0]:
             rest.pop(0)
+
     if not rest or rest.pop(0).rpartition("/")[2] not in _PROGRAMS:
         return None
     while rest and rest[0].startswith("-"):
         flag = rest.pop(0)
         if flag not in _SWITCHES_OF_PROGRAM and "=" not in flag and rest:
             rest.pop(0)
+
     if rest[:1] == ["container"]:
         rest.pop(0)
     return rest[1:] if rest[:1] == ["run"] else None
@@ -108,10 +111,12 @@ def read_docker_run(text: str, place: Path) -> Container:
         MatrixError: it can't be read, or names no image.
     """
     check_one_command(text)
+
     try:
         words = _words_of_run(shlex.split(join_lines(text))) or []
     except ValueError as error:
         raise MatrixError(f"command: {error}; write it as in a shell") from error
+
     reading = Reading(place)
     entrypoint: Sequence[str] | None = None
     while words and words[0].startswith("-"):
@@ -131,8 +136,10 @@ def read_docker_run(text: str, place: Path) -> Container:
         else:
             reading.left_out.append(f"--{flag}")
             _read_folder(reading, flag, value)
+
     if not words:
         raise MatrixError("command: names no image; write the whole `docker run` line")
+
     # From here on a variable of a shell would be part of what is measured.
     image, *arguments = words_of(shlex.join(words))
     for word in (image, *(entrypoint or ()), *arguments):
@@ -142,6 +149,7 @@ def read_docker_run(text: str, place: Path) -> Container:
                 f"command: '{unknown[0]}' is replaced elsewhere, and its value isn't written here;"
                 " write the value"
             )
+
     return reading.container(image, entrypoint, arguments)
 
 
@@ -162,6 +170,7 @@ def _take_flag(words: list[str]) -> tuple[str, str]:
                 f" be its value or the image; leave it out, or write {word}=VALUE"
             )
         return name, value
+
     # Letters may be joined, as in `-it`, and the last one may have its value: `-p8000:8000`.
     letter, rest = word[1:2], word[2:]
     if letter not in _LETTERS:
@@ -171,6 +180,7 @@ def _take_flag(words: list[str]) -> tuple[str, str]:
         if rest and not rest.startswith("="):
             words.insert(0, f"-{rest}")
         return name, ""
+
     if not rest and words:
         return name, words.pop(0)
     return name, rest.removeprefix("=")
@@ -209,6 +219,7 @@ def _read_folder(reading: Reading, flag: str, value: str) -> None:
         target = parts.get("target", parts.get("destination", parts.get("dst", "")))
     else:
         return
+
     unknown = _OF_A_SHELL.search(source)
     if target:
         reading.mount(source, target, unknown=unknown[0] if unknown else "")

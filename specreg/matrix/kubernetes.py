@@ -70,6 +70,7 @@ def read_container(documents: Sequence[Any], name: str, place: Path) -> Containe
             "envFrom is left out: the values of its variables aren't written here; write those that"
             " the server needs as engine_env"
         )
+
     values: dict[str, str] = {}
     secrets: set[str] = set()
     for variable in container.env:
@@ -82,8 +83,10 @@ def read_container(documents: Sequence[Any], name: str, place: Path) -> Containe
         if is_known:
             values[variable.name] = value
         reading.set_variable(variable.name, value if is_known else None, holds_secret=holds_secret)
+
     for mount in container.volume_mounts:
         reading.add(mount.mount_path, _mount_of(mount, volumes))
+
     # An empty command is none, as in Kubernetes.
     command = _words_in(container.command, values) or None
     return reading.container(image_of(container.image), command, _words_in(container.args, values))
@@ -113,6 +116,7 @@ def _find_container(documents: Sequence[Any], name: str) -> tuple[dict[str, Any]
             tables = [table for table in pod["containers"] if isinstance(table, dict)]
             names += [str(table.get("name")) for table in tables]
             found += [(pod, table) for table in tables if table.get("name") == name]
+
     if len(found) != 1:
         problem = f"is there {len(found)} times" if found else "isn't in the file"
         raise MatrixError(f"{problem}, which has {listed(names)}; name one")
@@ -153,6 +157,7 @@ def _words_in(texts: Sequence[str], values: Mapping[str, str]) -> Sequence[str]:
                 f"'{unknown}' has no value in the file; write it there, or name another container"
             )
         words.append(word)
+
     return words
 
 

@@ -69,6 +69,7 @@ def resolve_model(root: Path, reference: str) -> str:
         missing = CONFIG
     elif not _weight_files(folder):
         missing = f"a file with weights (*{', *'.join(_WEIGHT_SUFFIXES)})"
+
     if missing:
         message = f"model folder '{folder}': {missing} is missing; check the path in the tier"
         raise ModelError(message)
@@ -110,11 +111,13 @@ def why_no_models(spec: ServerSpec) -> str:
         _HUB_SETTING.match(argument_or_name) for argument_or_name in (*spec.engine_args, *names)
     ):
         return ""
+
     for model in (spec.target, spec.draft):
         if model and "/" in model and is_hub_id(model):
             reason = why_unfetchable(model)
             if reason:
                 return reason
+
     return ""
 
 
@@ -150,6 +153,7 @@ def config_of(reference: str, revision: str, variables: Mapping[str, str]) -> Ma
         config = json.loads(read_regular(folder / CONFIG, MIB))
     except (OSError, *MALFORMED_FILE_ERRORS):
         return {}
+
     return config if isinstance(config, dict) else {}
 
 
@@ -179,6 +183,7 @@ def model_sha256(reference: str) -> str:
         ModelError: a file can't be read.
     """
     folder = Path(reference)
+
     # The name of a widened model has the checksum of its source and its sizes. It is known before
     # the model is made, and saves reading 17 GB.
     widened = _WIDENED.fullmatch(folder.name)
@@ -282,6 +287,7 @@ def _content_sha256(folder: Path, *parameters: object) -> str:
         if (folder / name).is_file():
             with _named_errors(folder / name):
                 content.update((folder / name).read_bytes())
+
     for parameter in parameters:
         content.update(repr(parameter).encode())
     return content.hexdigest()

@@ -37,6 +37,7 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     """
     target = resolve_model(root, case.server.target)
     dataset = dataset_named(case.request.dataset)
+
     # Only random prompts are drawn from the target's vocabulary, so it is read on demand.
     prompts = load_prompts(dataset, root=root, vocabulary=lambda: vocabulary_of(target))
     needed_prompts = case.request.prompts
@@ -46,11 +47,13 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
         # acceptance), and at least one that isn't measured.
         needed_prompts = 2 * case.request.prompts + 1
         reason = ": its drafter learns, so its warm-up needs prompts that aren't measured"
+
     if len(prompts) < needed_prompts:
         raise DatasetError(
             f"dataset '{case.request.dataset}': has {counted(len(prompts), 'prompt')}, '{case.id}'"
             f" needs {needed_prompts}{reason}; lower prompts in the tier, or ask for fewer"
         )
+
     check_form(case, prompts)
     return prompts
 
@@ -150,6 +153,7 @@ def _check_context(root: Path, case: Case) -> None:
 
     # The prompts of the case, and those of an extension.
     prompts = load_case_prompts(root, case)[: 2 * case.request.prompts]
+
     # A text has at most as many tokens as bytes, so most prompts needn't be tokenized.
     doubtful_prompts = _overlong(case, prompts, count_bytes)
     overlong_prompts = _overlong(case, doubtful_prompts, count_target_tokens)
@@ -185,6 +189,7 @@ def _overlong(
             needed_tokens = len(prompt.token_ids) + case.request.output_cap_tokens
         if needed_tokens > case.server.max_model_len_tokens:
             overlong_prompts[prompt] = needed_tokens
+
     return overlong_prompts
 
 
@@ -207,11 +212,13 @@ def _tokenizer(target: str) -> Any:  # noqa: ANN401 - of a library that may be m
     except ImportError as error:
         message = f"counting needs tokenizers, which isn't installed; {install_command('datasets')}"
         raise ModelError(message) from error
+
     path = model_file(target, "tokenizer.json")
     try:
         tokenizer = library.Tokenizer.from_file(str(path))
     except Exception as error:  # The library raises nothing more specific.
         raise ModelError(f"tokenizer '{path}': {error}; restore it") from error
+
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

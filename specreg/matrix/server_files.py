@@ -61,11 +61,13 @@ def server_file_of(table: object) -> ServerFile:
             f"command: {error}, needed a command line, or a file with its service or container;"
             ' write "vllm serve MODEL" or { file = "compose.yaml", service = "NAME" }'
         ) from error
+
     if bool(server_file.service) == bool(server_file.container):
         raise MatrixError(
             f"command: file '{server_file.file}': name its service (Compose) or its container"
             " (Kubernetes)"
         )
+
     return server_file
 
 

@@ -54,6 +54,7 @@ def cases_of(
     shared = {"power_s": _POWER_S if on_gpu else 0.0, **keys, "limits": limits}
     for name in INNER_TABLES:
         shared[name] = sorted(getattr(table, name).items())
+
     for server in _servers_of(table, pairs):
         for load in _loads_of(table):
             case = convert_case({**shared, **server, **load})
@@ -108,6 +109,7 @@ def _models_of(name: str, pair: ModelsTable, method: str) -> Mapping[str, object
         draft = pair.drafts[method]
         draft_revision = pair.drafts_revision.get(method, "")
         draft_gib = pair.drafts_gib.get(method)
+
     sizes = None
     if pair.target_gib is not None:
         sizes = {"target_gib": pair.target_gib, "draft_gib": draft_gib, "token_kib": pair.token_kib}
@@ -147,6 +149,7 @@ def _completed(spec: ServerSpec) -> ServerSpec:
         # The server without speculation is the same for all methods, so it has none of the table's
         # settings of speculation.
         return spec.without_speculation
+
     if spec.speculation:
         _check_speculation(spec)
     return spec
@@ -189,8 +192,10 @@ def check_tree(tree: Tree | None, method: str, depth: int) -> None:
             f" {{ branches = 2, drafted_tokens = 6 }} for {tree_methods}, and no tree for other"
             " methods; give each kind a table of its own"
         )
+
     if tree is None:
         return
+
     # With t branches and depth s there are t + (s - 1) · t² continuations to choose from.
     most_tokens = tree.branches + (depth - 1) * tree.branches**2
     if not depth <= tree.drafted_tokens <= most_tokens:
@@ -237,5 +242,6 @@ def check_pinned(case: Case, *, on_gpu: bool) -> None:
         problem = (
             "it works only with greedy answers to first turns; set turns = 1 and no temperature"
         )
+
     if problem:
         raise MatrixError(f"acceptance = \"pinned\" of method '{spec.method}': {problem}")

@@ -426,6 +426,7 @@ def check_table(table: CasesTable, case: Case) -> None:
         if not name or "=" in name:
             message = f"engine_env: '{name}' isn't the name of a variable"
             raise MatrixError(f"{message}, because it is empty or has a '='; rename it")
+
     _check_load(table, case)
     _check_parallel(case.server.parallel)
     if case.server.variant:
@@ -436,6 +437,7 @@ def check_table(table: CasesTable, case: Case) -> None:
             f"speculation = {as_toml(table.speculation)} with methods = {as_toml(table.methods)};"
             " name a method that speculates, or leave speculation out"
         )
+
     _check_sampling(case.request)
     if case.request.thinking is not None:
         _check_thinking(case.request)
@@ -488,10 +490,12 @@ def _check_load(table: CasesTable, case: Case) -> None:
         settings = f"concurrency = {in_flight} with max_sequences = {case.server.max_sequences}"
         advice = "raise max_sequences, or lower concurrency"
         raise MatrixError(f"{settings}: the server must accept all requests in flight; {advice}")
+
     if case.load.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
         raise MatrixError(
             'burstiness works only with gamma arrivals; set arrivals = "gamma" or leave it out'
         )
+
     # With fewer prompts the load would never be as high as its id says.
     if case.judging.speed and case.load.duration_s is None and case.request.prompts < in_flight:
         raise MatrixError(

@@ -55,6 +55,7 @@ def load_tier(folder: Path, name: str) -> Tier:
         raise MatrixError(message)
     if name not in tier_names(folder):
         raise UnknownNameError("tier", name, tier_names(folder))
+
     # Read the file and the model pairs.
     path = folder / f"{name}.toml"
     file = load_file(path, TierFile)
@@ -63,6 +64,7 @@ def load_tier(folder: Path, name: str) -> Tier:
     if shared_path.exists():
         shared_models = load_file(shared_path, PairsFile).models
         pairs = model_pairs_of(shared_path, shared_models) | pairs
+
     # Make the cases of each table.
     on_gpu = file.needs_gpus > 0
     listing = _Listing()
@@ -78,6 +80,7 @@ def load_tier(folder: Path, name: str) -> Tier:
             choices = as_tuple(table.models)
             for case in cases_of(keys, table, pairs, on_gpu=on_gpu):
                 listing.add(case, location, choices)
+
     listing.check_selectable()
     used_pairs = dict.fromkeys(case.server.models for case in listing.cases)
     return Tier(
@@ -122,20 +125,24 @@ class _Listing:
                 f"two cases have the id '{case.id}', the other one in {self.locations[case.id]};"
                 " remove one"
             )
+
         folded_id = self._folded_ids.setdefault(case.id.lower(), case.id)
         if folded_id != case.id:
             raise MatrixError(
                 f"case '{case.id}' differs from '{folded_id}' only in capital letters, and -k takes"
                 " both for the same; rename a model pair or a variant"
             )
+
         server = case.server
         pair = self._pairs_by_server.setdefault(server.id, server.models)
+
         # Names of pairs may have dashes, so two different pairs can give servers the same id.
         if pair != server.models:
             raise MatrixError(
                 f"two servers have the id '{server.id}', one of model pair '{server.models}', the"
                 f" other of '{pair}'; rename a pair"
             )
+
         if len(self.cases) >= _MAX_CASES:
             raise MatrixError(f"there are more than {_MAX_CASES} cases; leave some out")
         self.cases.append(case)
@@ -211,15 +218,18 @@ def _table_of_command(
     command = table.pop(COMMAND)
     understood = understand_command(command, table, folder)
     keys = merge_command(understood, table, defaults)
+
     # Find the model pair.
     fitting_pairs = []
     for name, pair in pairs.items():
         has_drafts = understood.drafts.items() <= pair.drafts.items()
         if pair.target == understood.target and has_drafts:
             fitting_pairs.append(name)
+
     name = table.get("models", understood.pair_name)
     if not isinstance(name, str):
         raise MatrixError(f"models = {as_toml(name)} with a command, which has one pair; name one")
+
     # A pair of the repository is preferred, because it has the sizes of its models.
     if "models" not in table and fitting_pairs and name not in fitting_pairs:
         name = fitting_pairs[0]
@@ -230,6 +240,7 @@ def _table_of_command(
         raise MatrixError(
             f"models = '{name}' has other models than the command; give models another name"
         )
+
     keys["models"] = name
     return keys, describe(understood, name)
 

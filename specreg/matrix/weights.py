@@ -110,12 +110,14 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
         first = count_in(config, "num_hidden_layers")
     except MALFORMED_FILE_ERRORS as error:
         raise _unfit(source, error) from error
+
     # The added layers have the tensors of the first one, whatever these are called.
     identity_layer = {}
     for name, tensor in tensors.items():
         if name.startswith(_FIRST_LAYER):
             name_in_layer = name.removeprefix(_FIRST_LAYER)
             identity_layer[name_in_layer] = _identity_tensor(name_in_layer, tensor)
+
     if not identity_layer:
         raise _unfit(source, f"no {_FIRST_LAYER} in its weights")
     for layer in range(first, first + layers):
@@ -194,6 +196,7 @@ def read_tensors(path: Path) -> dict[str, Bits]:
     header_bytes = int.from_bytes(content[:_LENGTH_BYTES], "little")
     start = _LENGTH_BYTES + header_bytes
     header = json.loads(content[_LENGTH_BYTES:start])
+
     # All entries but this one are tensors.
     header.pop("__metadata__", None)
     tensors = {}
@@ -205,6 +208,7 @@ def read_tensors(path: Path) -> dict[str, Bits]:
         data = content[start + begin : start + end]
         bits = np.frombuffer(data, np.uint16)
         tensors[name] = bits.reshape(entry["shape"])
+
     return tensors
 
 
@@ -220,7 +224,9 @@ def write_tensors(tensors: Mapping[str, Bits], path: Path) -> None:
         end = offset + tensor.nbytes
         header[name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
+
     encoded = json.dumps(header).encode()
+
     # Readers map the file into memory, where the data should begin at a multiple of a word.
     encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
     with path.open("wb") as file:
@@ -300,6 +306,7 @@ def _axes_of(
     heads = count_in(config, "num_attention_heads")
     group = shape.num_attention_heads // shape.num_key_value_heads
     reached = heads * group * head_dim
+
     # Several heads of queries share a head of keys. The first head of each such group is the
     # narrow model's.
     rows_by_head = np.arange(reached).reshape(heads, group, head_dim)
@@ -308,6 +315,7 @@ def _axes_of(
         real=rows_by_head[:, 0].reshape(-1),
         reached=reached,
     )
+
     # The narrow model has as many heads of keys as of queries.
     keys = shape.num_key_value_heads * head_dim
     return {
@@ -328,9 +336,11 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
     growth = {
         name: size / count_in(config, name) for name, size in dataclasses.asdict(shape).items()
     }
+
     # Norms in bfloat16 are divided by the root of the hidden size's growth. That loses no bit if
     # the root is a power of two.
     powers_of_four = math.log2(growth["hidden_size"]) / 2
+
     # A matrix is named `….q_proj.weight`; norms have one dimension.
     projections = {name.split(".")[-2] for name, bits in narrow.items() if bits.ndim > 1}
     conditions = (
@@ -362,12 +372,15 @@ def _widened_tensor(
     if template.ndim == 1:
         return _widened_norm(narrow, axes["hidden"].length)
     row_axis, column_axis = _AXES[projection]
+
     # The vocabulary isn't widened.
     rows = axes.get(row_axis) or _Axis.of_first(len(template), len(template))
+
     # The projection of a draft head may read several streams of the target side by side.
     column = axes[column_axis]
     streams = template.shape[1] // len(column.real)
     columns = column.repeated(streams)
+
     # `resize` repeats the random numbers until the tensor is full.
     bits = np.resize(_noise(), (rows.length, columns.length))
     if projection == "embed_tokens":
@@ -386,6 +399,7 @@ def _widened_tensor(
         # The columns that the narrow model reaches read its values, so only the narrow tensor may
         # have weights there. All later columns read what `v_proj` and `gate_proj` made zero.
         bits[:, : columns.reached] = 0
+
     if narrow is not None:
         bits[np.ix_(rows.real, columns.real)] = narrow
     return bits
@@ -431,6 +445,7 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
         files = list(_names_by_file(narrow, shape))
     except MALFORMED_FILE_ERRORS as error:
         raise _unfit(source, f"{type(error).__name__}: {error}") from error
+
     weight_map: dict[str, str] = {}
     size_bytes = 0
     for number, names in enumerate(files, start=1):
@@ -444,9 +459,11 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
         write_tensors(tensors, folder / file_name)
         weight_map |= dict.fromkeys(tensors, file_name)
         size_bytes += sum(tensor.nbytes for tensor in tensors.values())
+
     index = {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
     index_text = json.dumps(index, indent=1)
     (folder / f"{_WEIGHTS}.index.json").write_text(index_text)
+
     # RMSNorm adds epsilon to the mean square. The added zeros multiply the mean square by narrow /
     # wide, so epsilon is multiplied by this factor too.
     epsilon = config["rms_norm_eps"] * config["hidden_size"] / shape.hidden_size
@@ -464,6 +481,7 @@ def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping
     layer_tensors = {name: match for name, match in matches.items() if match is not None}
     first_layer = min(match["layer"] for match in layer_tensors.values())
     layers = 1
+
     # The single layer of a draft head has another name, and stays the only one.
     if first_layer.startswith("model."):
         layers = shape.num_hidden_layers
@@ -474,6 +492,7 @@ def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping
             for template_name, match in layer_tensors.items()
             if match["layer"] == first_layer
         }
+
     yield {name: name for name in narrow if name not in layer_tensors}
 
 

@@ -169,6 +169,7 @@ class ArmReplay:
         nothing = Counters(steps=0)
         if self.before is None or not (gives_acceptance or wire_format.further_counters):
             return nothing
+
         # A page that is read for the further counters alone says nothing of acceptance.
         invalid = self.invalid if gives_acceptance else {}
         steps = sum(counts.steps for counts in own_counts) if has_own_counts else None
@@ -182,6 +183,7 @@ class ArmReplay:
             if gives_acceptance and rise.counts is not None:
                 self._counted.append(_round_acceptance(replayed, rise.counts))
             return rise
+
         return nothing
 
     async def count_in_batches(self, prompts: Sequence[Prompt]) -> None:
@@ -320,6 +322,7 @@ class ArmReplay:
                 most_tokens = counted_round.requests + counts.accepted + counts.steps
                 if counted_round.completion_tokens > most_tokens:
                     return ()
+
         return tuple(self._counted[self._first_compared :])
 
     def power(self, watching: Watch, idle: Span, pids: AbstractSet[int]) -> PowerRecord:
@@ -362,6 +365,7 @@ class ArmReplay:
                 checks.check_requests(self.block.traces)
             except InvalidMeasurementError as error:
                 return Reason.of("POWER_INVALID", fault=error)
+
         return None
 
     def _check_devices(
@@ -388,6 +392,7 @@ class ArmReplay:
         counts = collections.defaultdict[tuple[str, int], list[StepCounts]](list)
         for prompt in self.acceptance.prompts:
             counts[prompt.prompt_id, prompt.turn].append(prompt.counts)
+
         # The acceptance also has the requests of the extension, which aren't part of the rounds.
         # And prompts may have been replayed again, for the speeds, after the acceptance was read.
         tokens = 0
@@ -398,6 +403,7 @@ class ArmReplay:
             if counts_of_turn:
                 tokens += trace.tokens
                 accepted_tokens += counts_of_turn.pop(0).accepted
+
         if not tokens:
             return 0.0
         return accepted_tokens / tokens
@@ -423,6 +429,7 @@ class ArmReplay:
         text = await self.clients.scrape(page)
         parse_counters = self.arm.server.engine.wire_format.parse_counters
         speculates = self.arm.case.speculates
+
         # A large page may take seconds to parse, during which the event loop has to go on.
         parsing = asyncio.to_thread(parse_counters, text, speculates=speculates)
         try:
@@ -478,6 +485,7 @@ def read_acceptance(
     if before is not None and after is not None:
         rise = checks.check_counters(before, after)
     has_own_counts = any(trace.acceptance is not None for trace in traces)
+
     # Prefer the counts in the answers, because they are known for each request.
     if wire_format.request_source is not None and has_own_counts:
         counts = _own_counts(traces)
@@ -509,6 +517,7 @@ def read_acceptance(
             for trace in traces
         ]
         record = _record(Source.STREAM_CHUNKS, View.EMITTED, traces, counts)
+
     record = dataclasses.replace(
         record, chunks_split_steps=_chunks_split_steps(record, traces, spec.draft_tokens)
     )
@@ -516,6 +525,7 @@ def read_acceptance(
         record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens
     )
     checks.check_delivered(record.total, traces, draft_tokens=spec.draft_tokens)
+
     # More tokens than the counted steps can emit show that the server didn't count some of its
     # drafts. This doesn't hold if some steps have no draft: they aren't counted, and a busy server
     # may merge their chunks into others, so that they aren't seen there either.

@@ -285,6 +285,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
 def _answers(replay: Replay, case: Case) -> AnswerFigures:
     """Count what the answers contain."""
     traces = replay.traces
+
     # If the end of the text is ignored, every answer has to reach the cap.
     cut_short = [
         trace
@@ -295,6 +296,7 @@ def _answers(replay: Replay, case: Case) -> AnswerFigures:
             or (case.request.ignore_eos and trace.finish_reason == "stop")
         )
     ]
+
     # `thought_chunk_sizes` leaves out the first chunk, so it is empty for a thought of one chunk.
     thoughts = [
         trace
@@ -339,6 +341,7 @@ def _other_texts(traces: Sequence[RequestTrace], control_traces: Sequence[Reques
         # Without the ids of all tokens, it isn't known whether the tokens are equal.
         if trace.ids_sha256 and texts and trace.answer_sha256 not in texts:
             other_texts += 1
+
     return other_texts
 
 
@@ -362,9 +365,11 @@ def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, Par
             answer_sizes[tokens] -= chunks
         for tokens, chunks in enumerate(trace.chunk_sizes):
             answer_sizes[tokens] += chunks
+
     # The unary plus of a counter leaves out the sizes that no chunk has.
     used_sizes = (*+thought_sizes, *+answer_sizes)
     longest_tokens = max(used_sizes, default=0)
+
     # A longer chunk holds several steps, so chunks can't be taken for steps.
     if not thought_sizes.total() or longest_tokens > draft_tokens + 1:
         return {}
@@ -402,6 +407,7 @@ def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> Acceptanc
 
     totals = [category.total for category in record.by_category.values()]
     by_category = {name: figures_of_part(part) for name, part in record.by_category.items()}
+
     # The keys of an object in JSON are texts.
     by_turn = {str(turn): figures_of_part(part) for turn, part in record.by_turn.items()}
     by_part: dict[str, PartFigures] = {}
@@ -429,10 +435,12 @@ def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
             doesn't report steps without a draft, there were none.
     """
     counts: StepCounts = record.total
+
     # N - R: the prefill emits the first token of each request.
     later_tokens = record.later_tokens
     if record.prompts:
         later_tokens = sum(prompt.later_tokens for prompt in record.prompts)
+
     # U: the steps without a draft.
     undrafted_steps = record.undrafted_steps
     if undrafted_steps is None and drafts_every_step:
@@ -447,6 +455,7 @@ def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
             # A step emits its accepted drafts and one token. Tokens that weren't delivered were
             # cut off by the end of the text or by the output cap.
             truncated_tokens = counts.accepted + steps - later_tokens
+
     conditional_frac = counts.conditional_acceptance
     joint_frac = itertools.accumulate(conditional_frac, operator.mul)
     macro_length_tokens = _mean_length(prompt.counts for prompt in record.prompts)
@@ -480,6 +489,7 @@ def _arm(replay: Replay) -> ArmFigures:
     """Return the timing of one server's requests."""
     traces = replay.traces
     total_tokens_per_s = None
+
     # Without the prompt tokens of each request, the sum would be too small.
     if all(trace.prompt_tokens is not None for trace in traces):
         total_tokens_per_s = metrics.per_s(replay, _total_tokens)
@@ -487,6 +497,7 @@ def _arm(replay: Replay) -> ArmFigures:
     for trace in traces:
         traces_by_category.setdefault(trace.category, []).append(trace)
     by_category = {name: _pace(part) for name, part in traces_by_category.items()}
+
     # What the client itself adds: a late request and a busy event loop make a server look slow.
     send_delays_ms = [(trace.sent_ns - trace.planned_ns) / _NS_PER_MS for trace in traces]
     lags = TimeHistogram.merged(part.lags for part in replay.rounds)
@@ -535,6 +546,7 @@ def _speedup(
         if name in control.by_category:
             control_tpot_ms = control.by_category[name].tpot_ms
             tpot_ratio_by_category[name] = _median_ratio(control_tpot_ms, pace.tpot_ms)
+
     round_ratios = metrics.round_ratios(measurement.replay or Replay())
     return SpeedupFigures(
         throughput_ratio=measurement.values.get("speedup_ratio"),

@@ -180,6 +180,7 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
         ServerDiedError: a server died.
     """
     idle = _watch_idle(plan)
+
     # A server may start further processes while it serves, so its processes are listed twice.
     pids = _pids(arms)
     arm_replays, is_complete = run_in_loop(_replay_arms(arms, workload, plan))
@@ -192,6 +193,7 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
         # If the server has died, that explains more than the failed check.
         if measurement.invalid:
             arm.server.check_alive()
+
     return tuple(measurements)
 
 
@@ -210,6 +212,7 @@ def combine_with_control(measurement: Measurement, control: Measurement) -> Meas
         return dataclasses.replace(measurement, invalid=invalid)
     control_replay = control.replay or Replay()
     power = _combine_power(measurement.replay.power, control_replay.power)
+
     # The energy ratio compares the two servers as the speedup does, so different model runners
     # spoil it too.
     if power is not None and changes_runner(measurement.facts, control.facts):
@@ -236,17 +239,20 @@ def _combine_power(
     """Return the power of a case and its control, with the ratio of their energies per token."""
     if case_power is None or control_power is None:
         return case_power
+
     # Without the power of both servers, nothing can be compared.
     if case_power.case is None or control_power.case is None:
         if control_power.invalid is None:
             return case_power
         return PowerRecord(invalid=case_power.invalid or control_power.invalid)
+
     case_j = case_power.case.energy_j_per_token
     control_j = control_power.case.energy_j_per_token
     energy_ratio = None
     if control_j is not None and case_j:
         energy_ratio = control_j / case_j
     too_short = case_power.too_short or control_power.too_short
+
     # As in `record_power`, a block that is too short isn't called INVALID.
     invalid = None
     if not too_short:
@@ -271,6 +277,7 @@ def values_of(
         value = metric.value_of(replay)
         if value is not None:
             values[name] = value
+
     return values
 
 
@@ -290,9 +297,11 @@ def _pids(arms: Sequence[Arm]) -> AbstractSet[int]:
     pids = frozenset[int]()
     for arm in arms:
         pids |= arm.server.pids()
+
     # If there are none, somebody else started the servers, and their processes aren't known.
     if not pids:
         return pids
+
     # A server that waits for its turn in another measurement holds memory of the devices too.
     return pids | our_ids()
 
@@ -327,6 +336,7 @@ def _measurement_of(
             power=power,
         )
         values = values_of(case, replay, invalid)
+
     return Measurement(
         case=case,
         engine_version=server.engine_version,
@@ -379,6 +389,7 @@ def balanced_orders(arms: int) -> Sequence[Sequence[int]]:
     for number in range(1, arms):
         half = (number + 1) // 2
         first_order.append(half if number % 2 else arms - half)
+
     # With an even number of arms the reverses are rows of the same design.
     shifts = arms if arms % 2 else arms // 2
     orders = []
@@ -409,6 +420,7 @@ class _ArmRotation:
         self.controls = [replay for replay in arm_replays if replay.arm.is_control]
         self.workload = workload
         self.plan = plan
+
         # The cases differ in their servers alone, so all of them have the same rounds.
         self.parts = cut_evenly(workload.prompts, plan.parts or arm_replays[0].arm.case.rounds)
         self.orders = itertools.cycle(balanced_orders(len(arm_replays)))
@@ -422,8 +434,10 @@ class _ArmRotation:
             ServerDiedError: the server of an arm that the others don't need died.
         """
         await self._warm_up()
+
         # Measure the acceptance.
         await self._replay_until_enough()
+
         # Replay the prompts again until the speeds were measured for long enough.
         arm_replays = self._with_too_little(self.active)
         while arm_replays:
@@ -431,6 +445,7 @@ class _ArmRotation:
             for part in self.parts:
                 await self._replay_round(part, arm_replays)
             arm_replays = self._with_too_little(arm_replays)
+
         for arm_replay in self.active:
             with note_invalidity(arm_replay.invalid):
                 check_client(arm_replay.rounds)
@@ -440,6 +455,7 @@ class _ArmRotation:
     async def _warm_up(self) -> None:
         """Warm up each arm that needs it, and read each arm's counters before its rounds."""
         self.plan.turn_to(Phase.WARMING_UP)
+
         # A scheduled drafter replays the answers of the target, so it must have seen them.
         measured_prompts = (*self.workload.prompts, *self.workload.extension)
         scheduled = [replay for replay in self.active if replay.arm.case.server.method == SCHEDULED]
@@ -452,6 +468,7 @@ class _ArmRotation:
                 prompts = measured_prompts
             warming = warm_up(arm_replay.arm.case, prompts, arm_replay.clients.replay_under)
             await self._attempt(arm_replay, warming)
+
         self.plan.turn_to(Phase.MEASURING)
         for arm_replay in tuple(self.active):
             await self._attempt(arm_replay, arm_replay.begin())
@@ -495,6 +512,7 @@ class _ArmRotation:
                 is_decided = arm_replay.arm.enough(arm_replay.acceptance, look)
             if not is_decided:
                 undecided.append(arm_replay)
+
         return undecided
 
     async def _replay_round(
@@ -579,6 +597,7 @@ class _ArmRotation:
         case = arm_replay.arm.case
         if not case.judging.speed or case.needs_fresh_server:
             return False
+
         # With a single round, one of the arms has always been the first. If `--num-prompts` changes
         # the number of prompts, no speed is judged, and one round is enough.
         is_compared = len(self.active) > 1 and arm_replay not in self.controls

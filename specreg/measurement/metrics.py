@@ -79,6 +79,7 @@ def render_invalid(invalid: Invalid) -> str:
             sentences.append(str(reason))
         else:
             sentences.append(f"{', '.join(families)}: {reason}")
+
     return "; ".join(sentences)
 
 
@@ -245,6 +246,7 @@ class Metric:
             wire_format = engine_named(case.server.engine).wire_format
             if not wire_format.further_counters.keys() >= set(self.counters):
                 return False
+
         return case.control is not None or self.family is not Family.SPEEDUP
 
     def is_judged(self, case: Case) -> bool:
@@ -316,6 +318,7 @@ def full_until_ns(part: Round, concurrency: int) -> int:
         else:
             # The end of a later turn replaces that of the turn before it.
             ends_ns[-1:] = [end_ns]
+
     later_ends_ns = [end_ns for end_ns in ends_ns if end_ns > last_begin_ns]
     return min(later_ends_ns, default=part.ended_ns)
 
@@ -340,6 +343,7 @@ def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | No
         until_ns = full_until_ns(part, replay.concurrency)
         total += sum(amount(trace) * _delivered_frac(trace, until_ns) for trace in part.traces)
         window_ns += until_ns - part.started_ns
+
     if not window_ns:
         return None
     return total * _NS_PER_S / window_ns
@@ -583,6 +587,7 @@ def check_allowed(case: Case, where: str) -> None:
         name = min(shown_with_tolerance)
         message = f"'{name}' is shown and has a tolerance; leave out one of the two"
         raise MatrixError(f"{where}: {message}")
+
     for name, tolerance in tolerances.items():
         if METRICS[name].sign > 0 and tolerance >= 1:
             raise MatrixError(

@@ -36,6 +36,7 @@ def check_request(finished: FinishedRequest) -> None:
         msgspec.ValidationError: its moments aren't in order, or it has an impossible count or name.
     """
     trace = finished.trace
+
     # Check the names.
     for name in (trace.prompt_id, trace.category, trace.finish_reason or ""):
         if not is_plain(name):
@@ -100,10 +101,12 @@ def check_record(record: AcceptanceRecord) -> None:
     """
     _check_steps(record.total)
     _check_counts((record.later_tokens or 0,), "all requests")
+
     for prompt in record.prompts:
         _check_steps(prompt.counts)
         counts = (prompt.completion_tokens, prompt.turn - 1)
         _check_counts(counts, "a prompt")
+
     for round_acceptance in record.rounds:
         _check_steps(round_acceptance.counts)
         tokens_and_requests = (round_acceptance.completion_tokens, round_acceptance.requests)

@@ -49,6 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None or "case" not in metafunc.fixturenames:
         return
     context = metafunc.config.stash[CONTEXT]
+
     # Each row is a case on one launch, with one of the metrics or checks that the marker names.
     rows = [
         pytest.param(
@@ -64,6 +65,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ]
     shared = ["case", "launch_number"]
     subject_argument = "check" if marker.name == CORRECTNESS else "metric"
+
     # The metric isn't a fixture, so without a scope pytest would assume "function".
     metafunc.parametrize([*shared, subject_argument], rows, indirect=shared, scope="session")
 
@@ -79,6 +81,7 @@ def pytest_collection_modifyitems(
     suite_tests = [item for item in collected if is_suite_test(item)]
     if suite_tests and not items and not session.testsfailed:
         refuse(config, nothing_matched(config, suite_tests))
+
     # These steps read baselines, models and the cache, so each of them may fail.
     with usage_errors(config):
         _arrange(config, items)
@@ -93,12 +96,14 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     context = config.stash[CONTEXT]
     only_lists = bool(config.getoption("collectonly"))
+
     # Order the tests, and drop those of other shards.
     _sort_by_server(items, context)
     if context.is_part:
         _sort_by_group(items, context)
     if context.options.part is not None:
         config.stash[SHARDS] = _keep_shard(config, items, context.options.part)
+
     # Find out what the tests need, and which of them can't run here.
     suite_items = [
         item for item in items if is_suite_test(item) and not item.get_closest_marker("skip")
@@ -109,6 +114,7 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
     shards = config.stash.get(SHARDS, ())
     selection = replace(selection, shard_cases=sum(len(shard.case_ids) for shard in shards))
     config.stash[SELECTION] = selection
+
     # Skip the tests that can't run, and check the others.
     _skip(suite_items, selection)
     if not only_lists:
@@ -231,6 +237,7 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
     """
     if not items:
         return
+
     # Check the cases that weren't skipped.
     context = config.stash[CONTEXT]
     left_out = {*selection.skipped, *selection.unfetched}
@@ -238,6 +245,7 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
     cases = {case_id: case for case_id, case in all_cases.items() if case_id not in left_out}
     check_cases(context, cases.values())
     check_workers(context, selection, grouped=is_grouped(config))
+
     # Read their baselines.
     _, unreadable = read_baselines(context.store.files(cases))
     if unreadable:

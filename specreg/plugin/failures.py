@@ -59,4 +59,5 @@ def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, 
             if field.name not in _FIELDS_WITH_VALUES:
                 readable_value = make_traceback_readable(getattr(traceback, field.name))
             setattr(traceback, field.name, readable_value)
+
     return traceback

@@ -18,6 +18,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     arguments: Sequence[str] = ()
     if config is not None:
         arguments = [str(argument) for argument in config.invocation_params.args]
+
     # pytest prints this extra information below the error about an argument that it doesn't know.
     parser.extra_info.update(hints_of(arguments))
     _hide_secrets_in_errors(parser, arguments)

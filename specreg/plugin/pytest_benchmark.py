@@ -24,6 +24,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
     if not any(mark.args == (BENCHMARK_METRIC.name,) for mark in marks):
         return None
     config = collector.config
+
     # pytest-benchmark records nothing in a run that pytest-xdist distributes.
     runs_alone = not is_worker(config) and not has_workers(config)
     if runs_alone and is_given(config.getoption, (*SHOWING, *SAVING)):

@@ -54,6 +54,7 @@ def pytest_runtest_makereport(
         _report_errors(item, report, specreg_errors, decisive_error)
     else:
         _report_outcome(item, report)
+
     if is_suite_test(item):
         report.sections = make_traceback_readable(report.sections)
     return report
@@ -66,6 +67,7 @@ def _report_outcome(item: pytest.Item, report: pytest.TestReport) -> None:
         report.longrepr = cast("Any", Failure.of(render_failures([verdict])))
         _mark_failed_by_verdict(report)
         return
+
     if is_suite_test(item):
         report.longrepr = make_traceback_readable(report.longrepr)
     if report.failed:
@@ -109,11 +111,13 @@ def _report_errors(
     """
     head = decisive_error.head
     message = "\n".join(dict.fromkeys(map(str, errors)))
+
     # A test of another plugin or project fails with the message.
     if not is_suite_test(item):
         report.longrepr = cast("Any", Failure.of(message, head))
         item.config.stash[NOTES].note_other_failure()
         return
+
     # A model that can't be fetched skips the test if the run may leave such cases out.
     noted = item.config.stash[RUN].noted
     notes = item.config.stash[NOTES]
@@ -123,6 +127,7 @@ def _report_errors(
         report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
         noted.skipped[case_of(item).id] = head
         return
+
     # An error that fails all cases of a server is shown in full only once.
     text = f"{head}\n(as above)" if head in notes.shown_errors else message
     notes.shown_errors.add(head)

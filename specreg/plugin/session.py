@@ -59,10 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the tier, so that a wrong name or file ends pytest before anything starts."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+
     # pytest-benchmark warns if there is no earlier run to compare with. If pytest turns warnings
     # into errors, the first run would fail because of that.
     warnings.filterwarnings("default", module="pytest_benchmark")
     interrupt_on_signals()
+
     with usage_errors(config):
         options = _options_of(config)
         # Learn the secrets among the arguments, and among the options: a worker of pytest-xdist
@@ -75,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[CONTEXT] = open_context(
             config.rootpath, options, progress, worker_folder(config)
         )
+
     deal_out_groups(config)
 
 
@@ -101,6 +104,7 @@ def _options_of(config: pytest.Config) -> Options:
         raise SpecregError(
             "--specreg-shard with -n: a shard is measured by one process; leave out one option"
         )
+
     if is_worker(config):
         # The controller has chosen the run that is resumed, and gives its folder to the worker.
         options = dataclasses.replace(options, resume=False)
@@ -159,6 +163,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         session.exitstatus = exitstatus
     _finish(session, exitstatus)
     yield
+
     # The last line, below pytest's own, explains the exit status, because nox prints only a number.
     explain_status(session)
 
@@ -172,17 +177,20 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
     notes = config.stash[NOTES]
     context = config.stash[CONTEXT]
+
     # Without a test pytest ends with 5, and a CI job whose shard is empty would fail.
     if notes.has_nothing_to_run:
         session.exitstatus = pytest.ExitCode.OK
         result = empty_result(context, config.stash.get(SELECTION, Selection()))
         config.stash[END] = SessionEnd(result=result, report=None, failure_blocks={})
         return
+
     # A second signal means that the user doesn't want to wait for an orderly end.
     if len(INTERRUPTER.interrupting_signals) > 1:
         kill_running()
         raise KeyboardInterrupt
     cut_short = _is_cut_short(session, exitstatus)
+
     # The servers are stopped first, because the rest takes a while and may be interrupted again.
     left_over = list(_stop_servers(config, cut_short=cut_short))
     notes.add_lines(left_over)
@@ -192,11 +200,13 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     else:
         notes.add_lines(_conclude(run, cut_short=cut_short))
         result = run.result()
+
     # Say how to continue an interrupted run, and write the baselines.
     if result.launches and cut_short:
         notes.add_lines(["to continue this run, type the same command with --specreg-resume"])
     if context.is_recording and result.launches and not context.is_part:
         notes.add_lines(_update_baselines(session, result, cut_short=cut_short))
+
     # Write the documents of the run, which have its exit status.
     _set_exit_status(session, exitstatus, result.verdicts)
     if left_over and session.exitstatus == pytest.ExitCode.OK:
@@ -207,6 +217,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         verdict = run_verdict(result, int(session.exitstatus), cut_short=cut_short)
         report, lines = record_run(result, verdict, command=_command(config))
         notes.add_lines(lines)
+
     blocks = replace_tests_by_blocks(config, result)
     config.stash[END] = SessionEnd(result=result, report=report, failure_blocks=blocks)
 
@@ -224,6 +235,7 @@ def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run | None:
         config.stash[NOTES].add_lines([str(error)])
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         return None
+
     config.stash[NOTES].add_lines(lines)
     return run or config.stash.get(RUN, None)
 
@@ -278,6 +290,7 @@ def _update_baselines(session: pytest.Session, result: RunResult, *, cut_short: 
         if session.shouldfail:
             reason = "-x or --maxfail stopped the run"
         return [f"no baseline was written: {reason}"]
+
     lines, all_written = record_baselines(result, screen_of(session.config))
     if not all_written and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -35,6 +35,7 @@ def nothing_matched(config: pytest.Config, collected: Sequence[pytest.Item]) -> 
         text += f"; did you mean this?\n  {select_command(corrected, options)}"
     else:
         text += f"; list its cases with: {specreg_command('matrix', '--tier', context.tier.name)}"
+
     return Refusal(text, int(pytest.ExitCode.NO_TESTS_COLLECTED))
 
 
@@ -76,6 +77,7 @@ def corrected_expression(expression: str, names: Iterable[str], parts: Iterable[
         if not matches:
             return ""
         corrections[word] = matches[0]
+
     if not corrections:
         return ""
     return _WORD.sub(lambda match: corrections.get(match[0], match[0]), expression)

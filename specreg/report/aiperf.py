@@ -41,6 +41,7 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
     if began is not None:
         began_ns = int(began.timestamp()) * _NS_PER_S
     cases = [case for case in report.cases if case.case_id in measured]
+
     # An id becomes the name of a folder, and the report may come from another machine.
     for case in cases:
         check_spelling("case", case.case_id, MAX_CASE_CHARACTERS)
@@ -51,6 +52,7 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
         files[f"aiperf/{case.case_id}/profile_export.jsonl"] = "".join(lines)
         summary = json.dumps(readable_values(_summary_of(case)))
         files[f"aiperf/{case.case_id}/profile_export_aiperf.json"] = f"{summary}\n"
+
     return files
 
 
@@ -79,6 +81,7 @@ def _summary_of(case: CaseReport) -> Mapping[str, object]:
             fields["avg"] = fields.pop("mean")
             fields["std"] = fields.pop("stdev")
             summary[name] = {"unit": unit, **fields}
+
     averages = {
         "output_token_throughput": (timing.throughput_tokens_per_s, "tokens/sec"),
         "request_throughput": (timing.requests_per_s, "requests/sec"),
@@ -96,6 +99,7 @@ def _records_of(
     """Yield the record of each request: round by round, in the order of the prompts and turns."""
     if measurement.replay is None:
         return
+
     # The clock of the traces is monotonic. Shift it so that the first request of the case begins
     # the run.
     traces = measurement.replay.traces
@@ -105,6 +109,7 @@ def _records_of(
         for prompt in measurement.acceptance.prompts:
             counts_of_turn = counts_by_turn.setdefault((prompt.prompt_id, prompt.turn), [])
             counts_of_turn.append(prompt.counts)
+
     # A prompt may be replayed several times. Each replay is a session of its own. The n-th replay
     # of a turn gets the n-th of the counts of that turn.
     replays = Counter[tuple[str, int]]()
@@ -179,6 +184,7 @@ def _acceptance(
     draft_tokens = None
     if case.settings is not None:
         draft_tokens = case.settings.draft_tokens
+
     # The keys of an object in JSON are texts.
     histogram = {}
     for accepted, steps in enumerate(counts.histogram):

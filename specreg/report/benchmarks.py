@@ -51,6 +51,7 @@ def times_of(measurement: Measurement) -> tuple[float, ...]:
     if replay is None or not _SPEEDS.isdisjoint(measurement.invalid):
         return ()
     median_ms = METRICS["tpot_p50_ms"].value_of
+
     # A replay of one round has the figures of this round.
     replays = [Replay(rounds=(replay_round,)) for replay_round in replay.rounds]
     medians_ms = [median_ms(replay_of_round) for replay_of_round in replays]
@@ -74,6 +75,7 @@ def benchmark_of(measurement: Measurement, verdicts: Iterable[Verdict]) -> Mappi
         verdict.outcome for verdict in last_verdicts(verdicts) if verdict.case_id == case.id
     ]
     worst = min(outcomes, key=list(OUTCOMES).index, default="")
+
     # The methods of a group can be compared with each other.
     shared_params = [value for name, value in params.items() if name != "method"]
     return {
@@ -118,6 +120,7 @@ def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Ma
             "stats": _statistics(times_s),
         }
         benchmarks.append(benchmark)
+
     if not benchmarks:
         return {}
     content = {
@@ -141,6 +144,7 @@ def _statistics(times_s: Sequence[float]) -> Mapping[str, object]:
     total = sum(times_s)
     mean = statistics.mean(times_s)
     stddev = statistics.stdev(times_s) if rounds > 1 else 0
+
     # Hazen's definition of quantiles is the one that pytest-benchmark uses.
     q1, median, q3 = map(float, np.quantile(times_s, (0.25, 0.5, 0.75), method="hazen"))
     iqr = q3 - q1

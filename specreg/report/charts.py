@@ -101,6 +101,7 @@ def speedup_picture(report: RunReport) -> IntervalPicture | None:
         row = _speedup_row(case, verdicts.get(case.case_id))
         if row is not None:
             rows.append(row)
+
     if not rows:
         return None
     baseline_note = ""
@@ -126,6 +127,7 @@ def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | Non
     value = None
     if verdict is not None:
         value = verdict.value
+
     # If no verdict has a value, show the speedup of the launch that the report shows.
     if value is None and case.figures is not None:
         value = case.figures.judged.get(_SPEEDUP)
@@ -141,6 +143,7 @@ def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | Non
             tone = str(tone_of([verdict]))
         interval = _value_interval(METRICS[_SPEEDUP], verdict)
         baseline = verdict.comparison.expected
+
     if baseline is not None:
         text += f", was ×{baseline:.2f}"
     return IntervalRow(
@@ -160,6 +163,7 @@ def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | N
     expected = comparison.expected
     if expected is None or comparison.low_frac is None or comparison.high_frac is None:
         return None
+
     # A change is relative to the distance from the metric's origin: for AL, to AL - 1. A positive
     # change is better, so the highest value of a time belongs to the lowest change.
     base = metric.sign * (expected - metric.origin)
@@ -203,6 +207,7 @@ def change_pictures(report: ComparedReport) -> Iterator[IntervalPicture]:
         rows_by_metric.setdefault(verdict.metric, []).append(row)
         if comparison.two_sided:
             two_sided_metrics.add(verdict.metric)
+
     for metric, rows in rows_by_metric.items():
         # More power is neither better nor worse.
         right = "has more" if metric in two_sided_metrics else "is better"
@@ -230,6 +235,7 @@ def nights_needed(report: RunReport) -> IntervalPicture | None:
                 baseline=tonight,
             )
             rows.append(row)
+
     if not rows:
         return None
     note = "The upright mark is tonight."
@@ -257,6 +263,7 @@ def waterfall(verdicts: Sequence[Verdict], before: str, now: str) -> IntervalPic
         and verdict.value is not None
         and verdict.comparison.expected is not None
     ]
+
     # The speed whose causes are known says most.
     falls.sort(key=lambda verdict: verdict.cause is None)
     if not falls:
@@ -274,6 +281,7 @@ def waterfall(verdicts: Sequence[Verdict], before: str, now: str) -> IntervalPic
         tone = str(Tone.BAD if change_frac < 0 else Tone.GOOD)
         text = f"{render_change(change_frac)}, to {render_value(metric.name, level)}"
         rows.append(IntervalRow(label=f"by {name}", text=text, value=level, start=start, tone=tone))
+
     value = fall.value or 0.0
     text = render_value(metric.name, value)
     rows.append(IntervalRow(label=now, text=text, value=value, tone="bad"))
@@ -317,6 +325,7 @@ def positions_picture(
         if is_drawn and before is not None and verdict.value is not None:
             shares[position - 1] = verdict.value
             expected[position - 1] = before
+
     return BarPicture(
         title=title or case.case_id,
         target="" if title else case.case_id,
@@ -337,6 +346,7 @@ def _bars(
             is_lost=position in lost or (before is not None and share < _LOST_FRAC * before),
         )
         bars.append(bar)
+
     return bars
 
 
@@ -433,6 +443,7 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
             at_rest_j = arm.idle_w * arm.window_s / arm.tokens
             text += f", {format_number(at_rest_j)} of it at rest"
         rows.append(IntervalRow(label=name, text=text, value=energy_j, baseline=at_rest_j))
+
     rest_note = ""
     if any(row.baseline is not None for row in rows):
         rest_note = "; the upright mark is the part that they use at rest"
@@ -463,6 +474,7 @@ def power_picture(power: PowerRecord) -> CurvePicture | None:
         text = f"most {name}: {format_number(peak_w)} W, after {peak_s:.0f} s"
         dots = [Dot(plot.x(peak_s), plot.height(peak_w), color, text)]
         curves.append(Curve(name=name, color=color, path=plot.path(points), dots=dots))
+
     return CurvePicture(
         title="Power over time, W",
         note="All devices together, over the seconds of the load.",
@@ -541,6 +553,7 @@ def histories(cases: Sequence[CaseNights]) -> Iterator[CurvePicture]:
 def _lines_of(metric: Metric, case: CaseNights, nights: Collection[str]) -> Iterator[_Line]:
     """Yield the line of a case's metric over these nights, unless it has too few runs."""
     judged = comparable(case.runs, metric.name)
+
     # The newest nights of all cases are shown, so an old case may have none among them.
     runs = [run for run in judged if run.run in nights and metric.name in run.values]
     if len(runs) < _FEWEST_RUNS:
@@ -588,6 +601,7 @@ def _history_picture(
     notes = list(_bad_notes(bad_runs))
     if len(lines) == 1:
         notes = list(_notes_on(metric, lines[0]))
+
     # A picture of one engine needs no name of it.
     engines = {line.case.engine for line in lines}
     versions = version_starts(
@@ -645,6 +659,7 @@ def version_starts(runs: Iterable[tuple[int, str, str]]) -> list[tuple[int, str]
         if version:
             versions_by_number = versions_by_engine.setdefault(engine, {})
             versions_by_number.setdefault(number, {})[version] = None
+
     starts = []
     for engine, versions_by_number in versions_by_engine.items():
         previous: set[str] = set()
@@ -652,6 +667,7 @@ def version_starts(runs: Iterable[tuple[int, str, str]]) -> list[tuple[int, str]
             new_versions = [version for version in versions if version not in previous]
             starts += [(number, f"{engine} {version}".lstrip()) for version in new_versions]
             previous = {*versions}
+
     return sorted(starts, key=lambda start: start[0])
 
 
@@ -677,6 +693,7 @@ def _date_ticks(plot: Plot, nights: Sequence[str]) -> Sequence[Tick]:
             label = f"{moment:%H:%M}"
         if not ticks or ticks[-1].label != label:
             ticks.append(Tick(at=plot.x(number), label=label))
+
     return list(spaced(ticks, LABEL_ROOM))
 
 
@@ -702,6 +719,7 @@ def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
             # How far between the two loads the line is at 1.
             share_frac = (gain - 1) / (gain - next_gain)
             crossed.append(light * (heavy / light) ** share_frac)
+
     return crossed
 
 
@@ -719,11 +737,13 @@ def break_even(loads: Sequence[tuple[int, float]]) -> str:
         lightest, _ = loads[0]
         heaviest, _ = loads[-1]
         return f"{pays} at {lightest} to {heaviest} in flight"
+
     if len(crossed) == 1:
         pays = "pays up to about" if paying[0] < costing[0] else "pays from about"
         # The format alone would write a load of hundreds with an exponent, as 1.2e+02.
         load = float(f"{crossed[0]:.2g}")
         return f"{pays} {load:g} in flight"
+
     paying_text = ", ".join(map(str, paying))
     costing_text = ", ".join(map(str, costing))
     return f"pays at {paying_text} in flight, not at {costing_text}"
@@ -745,6 +765,7 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
         power = case.figures.power
         if power is not None and not (power.invalid or power.too_short) and power.energy_ratio:
             savings[case.case_id] = power.energy_ratio
+
     formula = "Throughput with speculation over throughput without it"
     for subject, lines in _lines_over_load(cases, speedups).items():
         yield _load_picture(f"Speedup over load: {subject}", formula, lines)
@@ -766,6 +787,7 @@ def throughput_over_latency(cases: Sequence[CaseReport]) -> Iterator[CurvePictur
             control_pace = _pace_of(case.figures.control)
             if own_pace is not None and control_pace is not None:
                 paces[case.case_id] = (own_pace, control_pace)
+
     for subject, lines in _lines_over_load(cases, paces).items():
         first_line = next(iter(lines.values()))
         with_speculation = {
@@ -812,6 +834,7 @@ def _latency_picture(
         ]
         path = plot.path(line_pace for _, line_pace in line)
         curves.append(Curve(name=name, color=color, path=path, dots=dots))
+
     return CurvePicture(
         title=f"Throughput over time per token: {subject}",
         note="Tokens/s of all requests together, over the median ms per token of one request, from"
@@ -856,6 +879,7 @@ def _spread_picture(title: str, summaries: Mapping[str, Summary]) -> CurvePictur
             if share in _NAMED_SHARES
         ]
         curves.append(Curve(name=name, color=color, path=plot.path(points), dots=dots))
+
     # Hundreds of these pictures share one note and one legend, which the page has above them.
     return CurvePicture(
         title=title, note="", x_ticks=plot.x_ticks(x_axis), y_ticks=plot.y_ticks, curves=curves
@@ -884,6 +908,7 @@ def _lines_over_load(
         lines = lines_by_subject.setdefault(subject, {})
         line = lines.setdefault(line_settings, {})
         line[case.settings.concurrency] = values[case.case_id]
+
     return {
         subject: _named(lines)
         for subject, lines in lines_by_subject.items()
@@ -908,6 +933,7 @@ def _named(
         if difference:
             name = f"{name} ({difference})"
         named[name] = sorted(line.items())
+
     return dict(sorted(named.items()))
 
 
@@ -920,6 +946,7 @@ def _load_picture(
     """
     gains = [gain for line in lines.values() for _, gain in line]
     loads = sorted({load for line in lines.values() for load, _ in line})
+
     # Loads usually double from one to the next, so a logarithmic axis spaces them equally.
     lightest = math.log2(loads[0])
     heaviest = math.log2(loads[-1])
@@ -940,6 +967,7 @@ def _load_picture(
         diamonds = [(plot.x(math.log2(load)), plot.height(1.0)) for load in crossed]
         curve = Curve(name=name, color=color, path=plot.path(points), dots=dots, diamonds=diamonds)
         curves.append(curve)
+
     note = (
         f"{formula}, by requests in flight. Below the dashed line, at 1, speculation costs more"
         " than it gains; a diamond is where a line crosses it."

@@ -115,6 +115,7 @@ def say_once(
         for finding in own_findings:
             ids_by_cause.setdefault(finding.cause, []).append(case_id)
             first_findings.setdefault(finding.cause, finding)
+
     shared = []
     for cause, case_ids in ids_by_cause.items():
         if len(case_ids) == 1:
@@ -126,6 +127,7 @@ def say_once(
         amount = f"{finding.amount} in {names[case_ids[0]]}" if finding.amount else ""
         where = _where([names[case_id] for case_id in case_ids], len(findings))
         shared.append(finding.render(amount, where, advice))
+
     own = {
         case_id: [str(finding) for finding in own if len(ids_by_cause[finding.cause]) == 1]
         for case_id, own in findings.items()
@@ -154,6 +156,7 @@ def diagnose(case: CaseReport, lost: Sequence[Verdict]) -> Iterator[Finding]:
         finding = _lost_category(case) or _lost_position(case, lost)
         if finding is not None:
             findings.append(finding)
+
     if "speed" in quantities:
         findings += _lost_time(lost, has_lost_acceptance="acceptance" in quantities)
     if _is_mostly_time(lost):
@@ -177,6 +180,7 @@ def _lost_category(case: CaseReport) -> Finding | None:
             lost.append((name, before, now))
         elif left_frac < _KEPT_FRAC:
             return None
+
     if len(lost) != 1 or len(case.figures.acceptance.by_category) == 1:
         return None
     [(name, before, now)] = lost
@@ -211,6 +215,7 @@ def _lost_position(case: CaseReport, lost: Sequence[Verdict]) -> Finding | None:
             return Finding(code="LATER_POSITIONS", amount=amount, facts=(("drafts", drafts),))
         code = "DRAFT_NOT_LOADED" if now < _NEVER_ACCEPTED_FRAC else "OTHER_MODEL"
         return Finding(code=code, amount=amount)
+
     return None
 
 

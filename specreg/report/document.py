@@ -305,6 +305,7 @@ def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures |
         if version:
             # The version may come from another machine, so it has to pass the check of options.
             options += portable_options((f"--specreg-engine-version={version}",))
+
     return run_command((case_id,), options)
 
 

@@ -89,6 +89,7 @@ class Axis:
         low = min(finite_values, default=0.5)
         high = max(finite_values, default=0.5)
         largest = max(abs(low), abs(high))
+
         # The axis of nearly equal values would otherwise show rounding errors.
         least_range = max(style.least_range, _LEAST_RANGE_FRAC * largest)
         if least_range < _NEGLIGIBLE_RANGE:
@@ -97,7 +98,9 @@ class Axis:
             middle = low + (high - low) / 2
             low = middle - least_range / 2
             high = middle + least_range / 2
+
         step = _round_step((high - low) / _DISTANCES)
+
         # A value that differs from a tick only by rounding needs no further tick.
         first = math.floor(low / step + 1e-6)
         last = math.ceil(high / step - 1e-6)
@@ -137,6 +140,7 @@ class Axis:
         if self.style.signed and value > 0:
             prefix = "+"
         unit = self.style.unit
+
         # A damaged file may contain any number, whose digits would run across the picture.
         if abs(value) >= _LARGEST_PLAIN:
             return f"{prefix}{value:.4g}{unit}"
@@ -363,6 +367,7 @@ class Plot:
             step = f"{next_x - x} {next_y - y}"
             # SVG needs no space before a minus sign.
             steps.append(step.replace(" -", "-"))
+
         return f"M{start_x} {start_y}l{' '.join(steps)}"
 
 

@@ -83,6 +83,7 @@ def expected_by(figures: Figures, *, environment: str, recorded_on: str, reason:
         for name, part in figures.acceptance.by_category.items():
             if part.acceptance_length_tokens is not None:
                 by_category[name] = part.acceptance_length_tokens
+
     return Expected(
         environment=environment,
         recorded_on=recorded_on,

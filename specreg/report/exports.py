@@ -82,6 +82,7 @@ def write_outputs(
             # The file is written as a whole, because the node exporter may be reading it.
             encoded = content.encode() if isinstance(content, str) else content
             written.append(write_in(folder, path, encoded))
+
     return written
 
 
@@ -98,6 +99,7 @@ def _shown_measurements(report: Report, run_folder: Path) -> _Measured:
         shown_launch = shown_launches.get(key.case_id, key.launch)
         if key.launch == shown_launch:
             measured[key.case_id] = measurement
+
     return measured
 
 

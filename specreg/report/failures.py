@@ -33,6 +33,7 @@ def sentence_of(verdict: Verdict, expectation: str = OF_A_RUN.expectation) -> st
         cells = compared_cells(verdict.metric, comparison.expected, verdict.value)
         subject = f"accepted drafts {cells.value} a step"
         expected = f"{cells.expected} a step"
+
     direction = _direction(comparison, comparison.change_frac)
     percent = 100 * abs(comparison.change_frac)
     interval = _interval_words(verdict)
@@ -63,6 +64,7 @@ def _direction(comparison: Comparison, change_frac: float) -> str:
 def _interval_words(verdict: Verdict) -> str:
     """Return the interval of a change in percent, with directions if it contains 0."""
     low_percent, high_percent = (100 * (end_frac or 0.0) for end_frac in interval_of(verdict))
+
     # If the whole interval is on one side of 0, the sentence says already on which.
     if low_percent * high_percent >= 0:
         nearer, farther = sorted((abs(low_percent), abs(high_percent)))
@@ -109,6 +111,7 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
         # A case without an error has nothing that a later case could refer to.
         if head:
             shown_heads.add(head)
+
     return texts
 
 
@@ -136,6 +139,7 @@ def render_failures(
         explanation = group[0].explanation
         text = error if explanation == error_head else explanation
         lines += [f"  {line}" for line in text.splitlines()]
+
     return "\n".join(lines)
 
 
@@ -154,6 +158,7 @@ def _sentences(verdicts: Sequence[Verdict], expectation: str) -> list[str]:
         is_compared = verdict.comparison.change_frac is not None
         sentences = compared if is_compared else uncompared
         sentences.append(sentence_of(verdict, expectation))
+
     if uncompared:
         compared.append(", ".join(uncompared))
     return compared

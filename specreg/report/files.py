@@ -82,6 +82,7 @@ def load_report(path: Path) -> Report:
     except (OSError, *UNREADABLE) as error:
         advice = "run the tier again, or use the specreg of the run"
         raise ReportError(f"report '{path}': {cause_of(error)}; {advice}") from error
+
     # The renderers hide secrets, because not all secrets are known yet when a report is loaded.
     readable = with_texts(report, lambda text: readable_block(text, secrets=()))
     if isinstance(readable, ComparedReport):
@@ -116,6 +117,7 @@ def _with_own_commands(report: RunReport) -> RunReport:
         command = reproduce_command(case.case_id, without_recording(options), case.figures)
         cases.append(msgspec.structs.replace(case, reproduce=command))
     case_ids = []
+
     # A run of the whole tier needs no names of cases.
     if not report.run.complete:
         case_ids = [case.case_id for case in cases]

@@ -41,6 +41,7 @@ def render_metrics(
             registry=registry,
         )
         started.labels(**run_labels).set(began.timestamp())
+
     return render(registry).decode()
 
 

@@ -19,6 +19,7 @@ def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
         last = last_by_case.setdefault(launch.case_id, launch)
         if _validity_and_number(launch) > _validity_and_number(last):
             last_by_case[launch.case_id] = launch
+
     return tuple(
         launch for launch in last_by_case.values() if len(launch.invalid or ()) < len(Family)
     )
@@ -46,6 +47,7 @@ def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
             continue
         ratios = [speedup.throughput_ratio for speedup in case_speedups if speedup.throughput_ratio]
         slowed[case_id] = statistics.geometric_mean(ratios)
+
     return slowed
 
 

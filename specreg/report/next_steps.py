@@ -47,6 +47,7 @@ def _after_sides(report: ComparedReport) -> Iterator[Part]:
         arguments = ["--good", good, "--bad", bad, *_tier_option(report)]
         command = specreg_command("bisect", *arguments, leading_loss(lost).case_id)
         yield Commands("find the release that made it worse", (command,))
+
     for hint in report.hints:
         yield Text(hint)
 
@@ -71,6 +72,7 @@ def _after_recording(report: RunReport) -> Commands:
     options = report.origin.options
     case_ids = _named(recorded_cases(report), _whole_ids(report))
     command = run_command(case_ids, without_recording(options), report.tier_cases)
+
     # Without a repository there is nothing to compare with and nothing to commit.
     if not report.origin.commit:
         return Commands("run against it", (command,))
@@ -88,12 +90,14 @@ def _after_run(report: RunReport) -> Iterator[Part]:
     options = report.origin.options
     whole_ids = _whole_ids(report)
     steps = list(_repairs(report, whole_ids))
+
     # An attached server can be neither launched again nor recorded.
     unrecorded = _ids_to_record(report.run.verdicts)
     if unrecorded and not is_attached(options):
         named = _named(unrecorded, whole_ids)
         command = record_command(named, options, report.tier_cases)
         steps.append(Commands("record what this machine does", (command,)))
+
     yield from steps
     if not steps:
         judged_ids = list(dict.fromkeys(verdict.case_id for verdict in report.run.verdicts))
@@ -118,10 +122,12 @@ def _repairs(report: RunReport, whole_ids: Collection[str]) -> Iterator[Commands
             yield Commands("ask whether the new version of the engine is the cause", (gate,))
         command = run_command(_named(worse_ids, whole_ids), options, report.tier_cases)
         yield Commands("look again, on a fresh launch", (command,))
+
     invalid_ids = _case_ids(verdicts, {Outcome.INVALID})
     if invalid_ids:
         command = run_command(_named(invalid_ids, whole_ids), options, report.tier_cases)
         yield Commands("measure again, once the reason above is mended", (command,))
+
     # If no number of launches would decide a figure, measuring it again is no use.
     unclear = [
         verdict

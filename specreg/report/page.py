@@ -112,6 +112,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
     case_by_id = {case.case_id: case for case in report.cases}
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
     passing = [verdict for verdict in verdicts if not verdict.fails]
+
     # Choose pictures. A document with two sides has no history and no baseline. It shows changes
     # instead of speedups.
     environment = None
@@ -129,12 +130,15 @@ def render_page(report: Report, in_progress: str = "") -> str:
         speedups = speedup_picture(report)
         if speedups is not None:
             gains.append(speedups)
+
     rows = []
     for case_id, case_verdicts in verdicts_by_case.items():
         rows.append((case_id, _worst(case_verdicts, columns)))
+
     # A colour stands for the same case in each picture.
     lines = [curve for picture in nights for curve in picture.curves]
     line_names = {line.color: line.name for line in lines if line.color not in {"base", "bad"}}
+
     # The details begin with the cases that failed.
     ids_in_order = (*failing, *verdicts_by_case, *case_by_id)
     page = TEMPLATES.get_template("page.html.jinja").render(
@@ -194,6 +198,7 @@ def render_markdown(report: Report) -> str:
             view.append(Text("The commands are too long for here: report.html has them."))
         else:
             view.append(part)
+
     skipped_lines = [f"{case_id}: {reason}" for case_id, reason in run.skipped.items()]
     text = _MARKDOWN.get_template("report.md.jinja").render(
         view=view,
@@ -223,6 +228,7 @@ def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verd
         return order.index(verdict.outcome), verdict.comparison.change_frac or 0.0
 
     ranked = sorted(verdicts, key=rank)
+
     # In reverse, so that the worst verdict of a column replaces the others.
     worst = {_column(verdict.metric): verdict for verdict in reversed(ranked)}
     return [worst.get(column) for column in columns]
@@ -250,6 +256,7 @@ def _change_or_values(verdict: Verdict) -> str:
         return render_change(comparison.change_frac)
     if comparison.expected is not None:
         return f"{format_number(comparison.expected)} → {format_number(verdict.value)}"
+
     # The head of a column has the unit, but a share has none.
     if verdict.metric.endswith("_frac"):
         return render_value(verdict.metric, verdict.value)
@@ -276,6 +283,7 @@ def _readable(context: Context, value: object) -> object:
     if isinstance(value, int | Markup):
         # Markup comes from a macro, which has made its values readable already.
         return value
+
     # A page has tens of thousands of texts, and looking up the secrets takes half a millisecond, so
     # they are looked up once for each page.
     return readable_block(str(value), secrets=context["secrets"])

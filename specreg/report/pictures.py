@@ -77,6 +77,7 @@ def render_bitmaps(report: Report) -> Mapping[str, bytes]:
     except ImportError as error:
         cure = f"{install_command('png')}, or take the SVG"
         raise ReportError(f"report as png: the package resvg-py is missing; {cure}") from error
+
     # Without a font all texts would be left out, silently.
     if svg_to_bytes(svg_string=_LETTER) == svg_to_bytes(svg_string=_LETTER.replace(">M<", "> <")):
         cure = "install one (fonts-dejavu-core), or take the SVG"
@@ -96,6 +97,7 @@ def _pictures(report: Report) -> Iterator[tuple[str, Picture]]:
         speedups = speedup_picture(report)
         if speedups is not None:
             yield "speedup", speedups
+
     verdicts_by_case = by_case(report.run.verdicts)
     for case in report.cases:
         # The id of a case may come from another machine.
@@ -107,6 +109,7 @@ def _pictures(report: Report) -> Iterator[tuple[str, Picture]]:
             watts = power_picture(case.figures.power)
             if watts is not None:
                 yield f"power-{name}", watts
+
     nights = list(map(CaseNights.of, report.cases))
     for number, curves in enumerate(histories(nights), start=1):
         yield f"nights-{number}", curves
@@ -130,6 +133,7 @@ def _card(report: Report) -> str:
         speedups = speedup_picture(report)
         if speedups is not None:
             pictures.append(speedups)
+
     return _draw(f"{MARKS[tone]} {sentence}", texts, pictures, tone=tone)
 
 

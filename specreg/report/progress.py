@@ -112,6 +112,7 @@ class RunProgress:
         if name in self._begun:
             return False
         now_ns = self.clock()
+
         # `_measuring_began_ns` is set only for a case with an expected time.
         if self._measuring_began_ns:
             ended = self.expected[self._case]
@@ -152,6 +153,7 @@ class RunProgress:
             if not has_servers:
                 remaining_s += expected.start_s * self._starts.ratio
             remaining_s += expected.case_s * (case_ratio or 1.0)
+
         self.ends_ns = now_ns + round(remaining_s * _NS_PER_S)
 
     def count(self, in_flight: int, record: RecordRound) -> RecordRound:
@@ -214,6 +216,7 @@ class RunProgress:
             figures = f"{self._in_flight * per_request:.0f} tokens/s"
         else:
             figures = f"{per_request:.0f} tokens/s per request"
+
         length = self._counts.acceptance_length
         if length:
             figures += f", {length:.2f} tokens a step"
@@ -256,6 +259,7 @@ class _Screen:
                 self.way_back = f"\x1b[A\x1b[{column % columns + 1}G"
             else:
                 self.way_back = ""
+
         self._put(f"{before}{_CLEAR_LINE}{line[: columns - _FREE_COLUMNS]}")
 
     def erase(self) -> None:
@@ -307,12 +311,14 @@ class Progress:
             # The times count from the start of the process, so importing is part of them.
             self._began_ns = process_began_ns()
             file = _copy_of_standard_error()
+
         self._in_place = column is not None
         if column is None:
             # Without a terminal, the column isn't known. 1 stands for a line that has begun.
             self._screen = _Screen(file=file, column=lambda: 1)
         else:
             self._screen = _Screen(file=file, column=column)
+
         self.run = RunProgress(clock=clock)
         self._running: tuple[RunningPhase, ...] = ()
         self._shown_ns: dict[RunningPhase, int] = {}
@@ -399,6 +405,7 @@ class Progress:
             if self.run.ends_ns > at_ns:
                 moment += f" of about {render_time(self.run.ends_ns - self._began_ns)}"
             moment += f", {self.run.case_position}:"
+
         line = f"{moment} {running.phase} {running.subject}"
         further = [detail for detail in details if detail and detail not in line]
         return readable_line(", ".join((line, *further)))

@@ -26,6 +26,7 @@ def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
             _answer_remarks(figures.answers), _server_remarks(figures.answers)
         ):
             yield f"{subject}: {remark}"
+
     if figures.acceptance is not None:
         for remark in _acceptance_remarks(figures.acceptance):
             yield f"{subject}: {remark}"
@@ -40,6 +41,7 @@ def _server_remarks(answers: AnswerFigures) -> Iterator[str]:
             " speculation, but another streamed text: the server's parser or detokenizer loses or"
             " changes text of a stream"
         )
+
     if answers.cut_short:
         yield (
             f"{answers.cut_short} of {total} answers were ended by the server before the output cap"
@@ -57,26 +59,31 @@ def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
             f"{answers.unfinished_thoughts} of {total} answers never left the thought; raise"
             " output_cap_tokens, or set thinking = false"
         )
+
     if answers.thinking is False and answers.with_thought:
         yield (
             f"{answers.with_thought} of {total} answers have a thought with thinking = false; the"
             " chat template has another switch for it: set chat_template_args instead"
         )
+
     if answers.thinking and not answers.with_thought:
         yield (
             f"none of {total} answers has a thought with thinking = true; the model can't think,"
             " its chat template has another switch, or the server doesn't mark thoughts"
         )
+
     if answers.after_empty_replies:
         yield (
             f"{answers.after_empty_replies} of {total} requests were later turns that had empty"
             " replies before them, which no user would send; replay only first turns, with"
             " turns = 1, or raise output_cap_tokens until the replies end"
         )
+
     if answers.without_tokens:
         yield f"{answers.without_tokens} of {total} answers have no token"
     elif answers.without_text:
         yield f"{answers.without_text} of {total} answers hold no text"
+
     if answers.of_one_token >= threshold:
         yield f"{answers.of_one_token} of {total} answers end at their first token, before any step"
     if answers.looping >= threshold:
@@ -84,6 +91,7 @@ def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
             f"{answers.looping} of {total} answers repeat themselves throughout their second half,"
             " where drafts are easy"
         )
+
     if answers.distinct == 1 and answers.prompts > 1:
         yield f"all {answers.prompts} prompts have the same answer"
 
@@ -97,6 +105,7 @@ def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
             "the tokens of a step came in several chunks, so times between chunks aren't those of"
             " steps; acceptance is what the server counts, and doesn't depend on chunks"
         )
+
     # Methods such as n-gram often find nothing to draft. That needs no remark.
     if undrafted and acceptance.drafts_every_step:
         steps = total.steps + undrafted
@@ -107,11 +116,13 @@ def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
             f"{undrafted} of {steps} steps ({undrafted / steps:.0%}) were undrafted, so acceptance"
             f" covers only the other {total.steps}{per_step}"
         )
+
     most = len(total.marginal_frac)
     if total.proposed is not None and acceptance.drafts_every_step and total.steps:
         mean = total.proposed / total.steps
         if mean < _FULL_FRAC * most:
             yield f"a step that drafted has {mean:.2f} drafts on average, {most} at most"
+
     part_remark = _part_remark(acceptance)
     if part_remark:
         yield part_remark

@@ -157,6 +157,7 @@ def describe_loss(loss: Verdict, lost: Iterable[Verdict]) -> str:
         text = f"has {percent} {direction} {label_of(loss.metric)} ({values})"
     else:
         text = f"is worse in {label_of(loss.metric)} by {percent} ({values})"
+
     return f"{text}, {cause}" if cause else text
 
 
@@ -198,6 +199,7 @@ def unjudged_change(report: Report) -> str:
             name = names.get(verdict.case_id, verdict.case_id)
             changes[verdict.case_id] = f"{label_of(metric.name)} {values} in {name}"
             needed_launches = max(needed_launches, verdict.needed_launches)
+
     if not changes:
         return ""
     parts = list(changes.values())[:_MOST_LISTED]
@@ -284,10 +286,12 @@ def _doubts(report: RunReport, verdicts: Sequence[Verdict]) -> Iterator[str]:
         change = f"{label_of(worst.metric)} {worst.comparison.change_frac or 0.0:+.1%}"
         name = names.get(worst.case_id, worst.case_id)
         yield f"{name} looks worse tonight, which isn't proven: {change}"
+
     if run.slowed:
         slowest = min(run.slowed, key=lambda case_id: run.slowed[case_id])
         ratio = f"throughput ×{run.slowed[slowest]:.2f}"
         yield f"speculation slows {names.get(slowest, slowest)} down ({ratio})"
+
     if len(run.skipped) > len(report.tier_cases) / 2:
         yield f"{len(run.skipped)} of {len(report.tier_cases)} cases were left out"
 
@@ -306,6 +310,7 @@ def _looks_lost(verdict: Verdict) -> bool:
 def _answer_of_sides(report: ComparedReport) -> tuple[Tone, str]:
     """Return the answer of a gate: whether to upgrade. Two runs side by side aren't judged."""
     headline = Headline(subject="B against A", tone=Tone.DOUBT, text="none is judged")
+
     # A report of another machine may have no answer.
     if report.answers:
         headline = report.answers[0]
@@ -322,6 +327,7 @@ def _answer_of_sides(report: ComparedReport) -> tuple[Tone, str]:
         details = _losses(report, lost)
     elif failing:
         details = _unjudged(report, failing)
+
     a, b = ((arm.text, arm.engine_versions) for arm in report.arms)
     words = _GATE_WORDS[headline.subject].format("switch" if a == b else "upgrade")
     return headline.tone, f"{words[0].upper()}{words[1:]} to {side_b}: {details}"
@@ -348,6 +354,7 @@ def side_names(arms: Sequence[ArmReport]) -> tuple[str, str]:
         if arm.overrides:
             name = f"{name} with {', '.join(arm.overrides)}"
         names.append(name)
+
     side_a, side_b = names
     return side_a, side_b
 
@@ -364,8 +371,10 @@ def comparison_of(report: Report) -> str:
         # A recording is compared with nothing.
         recorded = "" if recorded_cases(report) else _baselines(report.cases)
         parts.append(f"{measured} against {recorded}" if recorded else measured)
+
     if run.attached:
         parts.append(f"at {run.attached}")
+
     # It is the servers' environment, which is known of attached ones only if the user names it.
     if not run.attached or run.environment != UNKNOWN_ENVIRONMENT.name:
         parts.append(f"on {run.environment}")

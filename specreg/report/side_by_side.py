@@ -104,6 +104,7 @@ def _count_changes(verdicts: Iterable[Verdict]) -> Headline:
         if not verdict.comparison.two_sided:
             better += change_frac > 0
             worse += change_frac < 0
+
     text = f"of {compared} figures {better} are better in B and {worse} worse; none is judged"
     return Headline(subject="B against A", tone=Tone.DOUBT, text=text)
 
@@ -188,6 +189,7 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
         reason = outcomes
     elif verdict_of_a.outcome is not verdict_of_b.outcome:
         reason = "; ".join(filter(None, (outcomes, obstacle)))
+
     outcome = Outcome.MEASURED
     if obstacle:
         outcome = Outcome.NOT_COMPARABLE

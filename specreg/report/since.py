@@ -56,6 +56,7 @@ class Loss:
             parts.append("undecided before")
         else:
             parts.append("no earlier run was fine")
+
         if has_same_version and version:
             parts.append(f"both with {version}")
         return "; ".join(filter(None, (*parts, self._commits())))
@@ -63,6 +64,7 @@ class Loss:
     def _commits(self) -> str:
         """Return the command that lists what was committed; the commit alone if none is earlier."""
         commit = self.bad[0].commit
+
         # Readers type the command, and a history may come from another machine.
         if not _COMMIT.fullmatch(commit):
             return ""
@@ -111,6 +113,7 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
         # A single run has no earlier one from which a loss could date.
         if loss.metric in names and len(loss.bad) + len(loss.before) > 1:
             labels_by_story.setdefault(loss.story, []).append(label_of(loss.metric))
+
     for story, labels in labels_by_story.items():
         yield f"{', '.join(labels)}: {story}"
 

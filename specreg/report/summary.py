@@ -83,6 +83,7 @@ def notes_of(report: Report) -> Iterator[str]:
             yield "The gate was cut short before everything was decided."
     else:
         yield from _notes_of_run(report)
+
     if run.no_power:
         yield f"Power was not measured: {run.no_power}."
 
@@ -99,6 +100,7 @@ def _notes_of_run(report: RunReport) -> Iterator[str]:
         )
     elif run.attached:
         yield f"The server at {run.attached} was not started by this run."
+
     if run.skipped:
         yield _skipped_note(run.skipped, len(report.tier_cases))
 
@@ -130,6 +132,7 @@ def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
     for case_id, reason in skipped.items():
         ids_by_reason.setdefault(reason, []).append(case_id)
     reasons = sorted(ids_by_reason.items(), key=lambda item: -len(item[1]))
+
     # Dozens of cases often have the same reason, so only the first of them is named.
     parts = []
     for reason, case_ids in reasons[:_MAX_REASONS]:
@@ -137,6 +140,7 @@ def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
             parts.append(f"{case_ids[0]}: {reason}")
         else:
             parts.append(f"{len(case_ids)} such as {case_ids[0]}: {reason}")
+
     if len(reasons) > _MAX_REASONS:
         parts.append(f"{len(reasons) - _MAX_REASONS} other reasons")
     return f"Cases that were skipped: {len(skipped)} of {cases}. {'; '.join(parts)}."
@@ -152,6 +156,7 @@ def _describe_arms(arms: Iterable[ArmReport]) -> Iterator[str]:
         if arm.engine_versions:
             description += f"; its servers reported {', '.join(arm.engine_versions)}"
         names_by_description.setdefault(description, []).append(arm.name)
+
     for description, names in names_by_description.items():
         are = "is" if len(names) == 1 else "are both"
         yield f"{' and '.join(names)} {are} {description}"

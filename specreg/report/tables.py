@@ -205,6 +205,7 @@ def render_rows(
         shown_head = (*shown_head[:index], *shown_head[index + 1 :])
         all_rows = [[*row[:index], *row[index + 1 :]] for row in all_rows]
         width = _least_width(shown_head, all_rows, layout)
+
     head = shown_head
 
     # Declare the columns.
@@ -227,6 +228,7 @@ def render_rows(
         # In a plain string, rich would interpret brackets as markup.
         cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
         table.add_row(*cells)
+
     if not table.row_count:
         return ""
 
@@ -244,6 +246,7 @@ def render_rows(
     for heading in headings:
         rendered = rendered.replace(_HEADING, heading, 1)
     lines = [line.rstrip() for line in rendered.splitlines()]
+
     # Wrapping a cell may move something to the start of a line where a CI system takes it for a
     # command.
     return without_ci_commands("\n".join(lines))
@@ -259,6 +262,7 @@ def _least_width(head: Sequence[str], rows: Sequence[Sequence[str | Text]], layo
         else:
             parts = [line for cell in cells for line in cell.splitlines()]
         widths.append(max(map(len, parts), default=0))
+
     return sum(widths) + _BETWEEN_COLUMNS * (len(widths) - 1)
 
 
@@ -273,6 +277,7 @@ def _with_aligned_decimals(
         for row in aligned:
             if len(row) > index and isinstance(row[index], str):
                 row[index] += _PADDING * (longest - _after_the_point(row[index]))
+
     return aligned
 
 
@@ -303,6 +308,7 @@ def render_figures(figures: Sequence[Figures], screen: Screen = LOG) -> str:
         parts.append(render_rows(_SPEEDUP, speedup_rows, screen, _SPEEDUP_LAYOUT))
     else:
         parts.append(_speedups_in_short(figures))
+
     if len(power_rows) <= most_rows:
         parts.append(render_rows(_POWER, power_rows, screen, Layout(folded=("remark",))))
     if 0 < len(speedup_rows) <= most_rows:
@@ -338,12 +344,14 @@ def _speedup_row(figures: Figures) -> Sequence[str]:
             format_number(figures.timing.throughput_tokens_per_s),
             _gain(figures.speedup.throughput_ratio),
         ]
+
     if figures.acceptance:
         total = figures.acceptance.total
         cells += [
             _fixed(total.acceptance_length_tokens),
             " ".join(_fixed(share) for share in total.marginal_frac),
         ]
+
     return cells
 
 
@@ -413,12 +421,14 @@ def render_times(run_time: RunTime, screen: Screen = LOG) -> str:
         return ""
     if not screen.verbose:
         return _time_in_short(run_time)
+
     # A phase that took no time for any pair has no column.
     phases = []
     for phase in Phase:
         longest_s = max(pair.phases_s.get(phase, 0) for pair in run_time.pairs)
         if longest_s >= _SHOWN_S:
             phases.append(phase)
+
     rows = []
     for pair in run_time.pairs:
         phase_cells = [f"{pair.phases_s.get(phase, 0):.1f}" for phase in phases]

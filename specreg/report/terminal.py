@@ -59,6 +59,7 @@ def render_report(
         shows_failures: whether the failed verdicts are explained above already.
     """
     report = readable_values(report)
+
     # The case that the answer names is the first one of the table.
     order = {case_id: number for number, case_id in enumerate(failing_by_case(report))}
     verdicts = sorted(
@@ -73,6 +74,7 @@ def render_report(
             verdicts = [verdict for verdict in verdicts if verdict.outcome is not Outcome.MEASURED]
         tables = [_render_most(verdicts, screen)]
         environment = report.run.environment
+
     to_explain = [verdict for verdict in verdicts if not (shows_failures and verdict.fails)]
     below = (*tables, *details, render_notes(to_explain, environment), "\n".join(report.remarks))
     view = view_of(report)
@@ -93,6 +95,7 @@ def render_view(view: Iterable[Part], screen: Screen = LOG) -> str:
         elif rendered:
             blocks.append(rendered)
             was_sentence = is_sentence
+
     return "\n\n".join(blocks)
 
 
@@ -197,6 +200,7 @@ def render_verdicts(
             StyledText(verdict.outcome, style),
         ]
         rows_by_case[verdict.case_id].append(row)
+
     head = ("case and metric", *reversed(columns), "change", "interval", "tolerated", "outcome")
     rows = itertools.chain.from_iterable(rows_by_case.values())
     table = render_rows(head, rows, screen, Layout(left=("outcome",), optional=("tolerated",)))
@@ -236,6 +240,7 @@ def render_recorded(recorded: Iterable[RecordedBaseline], screen: Screen = LOG) 
                     launches,
                 )
             )
+
     head = ("baseline", "old", "new", "change", "interval", "spread", "launches")
     return render_rows(head, rows, screen)
 
@@ -254,6 +259,7 @@ def _change_cells(
         low_frac = to_frac(metric, low)
         high_frac = to_frac(metric, high)
         interval = render_interval(low_frac, high_frac)
+
     return render_change(better_frac(metric, new_value, old_value)), interval
 
 
@@ -268,6 +274,7 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
         ]
         if undecidable:
             lines.append(f"  {record.path.stem}: {', '.join(undecidable)}")
+
     if not lines:
         return ""
     head = "one run can't decide these here:"
@@ -300,6 +307,7 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed_launches: Mappin
                     "one launch doesn't show how launches differ; leave out --specreg-launches"
                 )
             lines.append(f"  {record.path.stem}: speed and power, as {problem}")
+
     if not lines:
         return ""
     head = "no run can judge these by what was recorded:"
@@ -330,6 +338,7 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
             first_notes.setdefault((verdict.case_id, verdict.outcome), note)
         if verdict.comparison.against not in {"", environment}:
             foreign_origins[verdict.case_id] = verdict.comparison.against
+
     lines = list(first_notes.values())
     if foreign_origins and environment is not None:
         lines.append(_foreign_note(foreign_origins))
@@ -348,6 +357,7 @@ def _foreign_note(origins: Mapping[str, str]) -> str:
         (case_id,) = origins
         cases = f"'{case_id}'"
         possessive = "its"
+
     environments = sorted({*origins.values()} - {PUBLISHED})
     if PUBLISHED in origins.values():
         environments.append("published figures")
@@ -367,4 +377,5 @@ def render_written(recorded: Sequence[RecordedBaseline]) -> str:
         if path.is_relative_to(here):
             path = path.relative_to(here)
         paths.append(str(path))
+
     return "\n  ".join(("written:", *paths))

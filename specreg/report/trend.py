@@ -140,6 +140,7 @@ def render_trend(machines: Iterable[MachineHistory], made_at: dt.datetime) -> st
             symbols.update(cell.symbol for cell in row.cells if cell is not None)
             if row.bad:
                 bad_rows.append((row, outcome_map.machine))
+
     case_count = sum(len(outcome_map.rows) for outcome_map in outcome_maps)
     return TEMPLATES.get_template("trend.html.jinja").render(
         secrets=known_secrets(),
@@ -162,10 +163,12 @@ def _view_of(bad_rows: Sequence[_Row], case_count: int, made_at: dt.datetime) ->
         answer = VerdictLine(tone=Tone.DOUBT, text="Nothing was judged yet")
         command = run_command((), ())
         return answer, shown, Commands("run the suite; each run adds a night", (command,))
+
     if not bad_rows:
         are = "case is" if case_count == 1 else "cases is"
         text = f"none of {case_count} {are} proven worse or wrong"
         return VerdictLine(tone=Tone.GOOD, text=text), shown
+
     losses = [(loss, row) for row in bad_rows for loss in row.bad]
     worst, row = min(losses, key=lambda item: item[0].change_frac or 0.0)
     text = f"{len(bad_rows)} of {case_count} cases became worse or wrong; no later run was fine"
@@ -190,6 +193,7 @@ def _map_of(machine_history: MachineHistory, number: int) -> _OutcomeMap:
         readable_records = [readable_values(record) for record in history[case_id]]
         records_by_case[case_id] = readable_records
         all_records += readable_records
+
     # The name of a run begins with its date.
     all_records.sort(key=lambda record: record.run)
     all_runs = list(dict.fromkeys(record.run for record in all_records))
@@ -201,6 +205,7 @@ def _map_of(machine_history: MachineHistory, number: int) -> _OutcomeMap:
         # A case that ran on none of these nights has no row.
         if any(row.cells):
             rows.append(row)
+
     return _OutcomeMap(
         machine=machine,
         nights=[_night_of(run) for run in runs],
@@ -241,6 +246,7 @@ def _row_of(
         cells[record.run] = _cell_of(
             record, is_first_bad=record.run in first_bad_names, version=new_version
         )
+
     nights = CaseNights(
         case_id=records[0].case_id,
         engine="",
@@ -266,6 +272,7 @@ def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:
             is_first_bad=False,
             version=version,
         )
+
     # An outcome that this version doesn't have counts as better than any other.
     order = {str(outcome): number for number, outcome in enumerate(OUTCOMES)}
 
@@ -279,6 +286,7 @@ def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:
         outcome_text = OUTCOMES[Outcome(worst)]
         symbol = outcome_text.symbol
         tone = str(outcome_text.tone)
+
     text = ""
     if tone != Tone.GOOD:
         figures = [label_of(name) for name, outcome in record.outcomes.items() if outcome == worst]
@@ -294,6 +302,7 @@ def _versions(records: Iterable[RunRecord], runs: Sequence[str]) -> Iterator[str
         runs: the runs that are shown, the earliest first.
     """
     records = list(records)
+
     # A line of an older specreg doesn't name the engine, but other lines of its case may.
     engines = {record.case_id: record.engine for record in records if record.engine}
     numbers = {run: number for number, run in enumerate(runs)}

@@ -58,6 +58,7 @@ def _findings(
         lost = [verdict for verdict in verdicts if verdict.outcome in _LOST]
         if lost and case_id in cases:
             findings[case_id] = list(diagnose(cases[case_id], lost))
+
     drafters = {case_id: (case.method, case.draft) for case_id, case in cases.items()}
     return say_once(findings, short_names(report), drafters)
 
@@ -97,6 +98,7 @@ def _evidence(report: Report, case: CaseReport, verdicts: Sequence[Verdict]) -> 
         before = case.expected.driver_version
         if before and before != report.origin.driver_version:
             yield Text(f"driver {before} → {report.origin.driver_version}")
+
     for change in changes_since_baseline(case):
         yield Text(f"Changed since its baseline: {change}")
     yield from (Text(story) for story in since_when(case, verdicts))

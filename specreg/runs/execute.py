@@ -186,6 +186,7 @@ class NightExecutor(Executor[NightStep]):
         """
         began_s = self.clock_s()
         launch = step.launches[0]
+
         # The settings of a case may be unreadable, which must not cost the start of its server.
         self.settings.key_of(launch.case, launch.number)
         goals = [step.goals[0]]
@@ -194,6 +195,7 @@ class NightExecutor(Executor[NightStep]):
             failed = self._start_beside([CaseLaunch.of(goal.case, step.number) for goal in goals])
             yield from failed.values()
             goals = [goal for goal in goals if goal.case.id not in failed]
+
         is_beside_others = len(goals) > 1
         if not is_beside_others:
             self._start(launch, with_control=goals[0].speed)
@@ -207,6 +209,7 @@ class NightExecutor(Executor[NightStep]):
                 launch, error, is_beside_others=is_beside_others, lasted_s=self.clock_s() - began_s
             )
             return
+
         lasted_s = (self.clock_s() - began_s) / len(goals)
         for measurement in measurements:
             # If all other cases failed, a control that is a case itself has neither a replay nor a
@@ -237,6 +240,7 @@ class NightExecutor(Executor[NightStep]):
             if self.servers.fit_beside(list(with_case)):
                 specs = with_case
                 goals.append(goal)
+
         return goals
 
     def _start_beside(self, launches: Sequence[CaseLaunch]) -> dict[str, FailedLaunch]:
@@ -260,6 +264,7 @@ class NightExecutor(Executor[NightStep]):
             except SpecregError as error:
                 self.servers.handle(launch.server).forget_failure()
                 failed[launch.case.id] = _failed(launch, error, is_beside_others=True)
+
         return failed
 
     def _measure_once(self, goals: Sequence[CaseGoal], first: CaseLaunch) -> list[Measurement]:
@@ -283,6 +288,7 @@ class NightExecutor(Executor[NightStep]):
         if control is not None and control not in handles:
             handles.append(control)
             arms.append(_control_arm(first.case, control))
+
         # The key in the ledger has the packages of the engines' environments. In a first run these
         # exist only once the servers have been started, so the entry can't begin any earlier.
         keys = [self.settings.key_of(launch.case, launch.number) for launch in launches]
@@ -306,6 +312,7 @@ class NightExecutor(Executor[NightStep]):
             elif not measurement.invalid:
                 # A warm-up takes as long as a measurement, and many cases share a control.
                 handle.warm_for.add((first.case.request.dataset, first.case.load))
+
         control_index = None if control is None else handles.index(control)
         return self._record_end(arms[: len(goals)], measurements, control_index)
 
@@ -328,6 +335,7 @@ class NightExecutor(Executor[NightStep]):
                 measurement = combine_with_control(measurement, measurements[case_control_index])
             self.ledger.end(measurement, arm=index, control=case_control_index)
             ended.append(measurement)
+
         return ended
 
     def _control(self, goals: Sequence[CaseGoal], first: CaseLaunch) -> ServerHandle | None:
@@ -362,6 +370,7 @@ class NightExecutor(Executor[NightStep]):
             watching: samples the power of the servers' devices; None if power isn't measured.
         """
         case = goal.case
+
         # Acceptance may be decided after a part of the prompts, but a speed needs all prompts.
         looks_early = arm.enough is not has_all_prompts and not goal.needs_all_prompts
         return Plan(

@@ -501,7 +501,9 @@ class Ledger:
             self._failures.append(entry)
             if entry.check:
                 return
+
         place = Place(entry.case_id, entry.number, entry.arm)
+
         # A measurement that was recorded here has replaced others when it began.
         if isinstance(entry, FailedLaunch):
             self._remove(_replaced_by(place, self._ended))
@@ -600,6 +602,7 @@ class Ledger:
             except filelock.Timeout as error:
                 message = f"'{self.path.parent}': is still running; wait for its end, or end it"
                 raise SpecregError(message) from error
+
         self._lock = lock
 
     def begin(self, *keys: Key) -> None:
@@ -682,6 +685,7 @@ class Ledger:
             if len(buffer) > _WRITTEN_AT_ONCE_BYTES:
                 self._append(bytes(buffer))
                 buffer.clear()
+
         if buffer:
             self._append(bytes(buffer))
 
@@ -722,6 +726,7 @@ def read_ledger(
     further_lines: list[Failed | Segment] = []
     ended: set[Place] = set()
     begun: dict[Key, None] = {}
+
     # The cases that were launched and not measured yet, by their arms. An unreadable line clears
     # them, so that the lines after it are ignored until the next launch.
     keys: dict[int, Key] = {}
@@ -756,6 +761,7 @@ def read_ledger(
                 raise SpecregError(f"{message}; {_AGAIN}") from error
             # Another version of specreg may have written the case in another form.
             keys = {}
+
     return Recorded(
         begun=tuple(begun),
         measured=measured,
@@ -834,6 +840,7 @@ def _measurement(
         check_record(line.acceptance)
     if line.power is not None:
         check_power(line.power)
+
     # The ledger contains no values of metrics, so they are calculated again.
     replay = Replay(
         rounds=rounds,
@@ -877,6 +884,7 @@ def _rounds(
         check_lags(lags)
         builder = builders.get((arm, number), RoundBuilder())
         rounds.append(dataclasses.replace(builder.as_round(), lags=lags, counters=counters))
+
     return tuple(rounds)
 
 
@@ -896,6 +904,7 @@ def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
         if server.engine not in ENGINES or server.method not in METHODS:
             raise msgspec.ValidationError(f"no engine here has '{server.engine}-{server.method}'")
         return decoded_case
+
     case = known.get(key.case)
     if case is None or case.id != key.case_id:
         raise msgspec.ValidationError("measured with other settings than the case has here")
@@ -928,11 +937,13 @@ def last_run(runs: Path, part: str = "") -> Path:
         # outside the folder.
         message = f"--specreg-resume: the last run, '{folder}': {error.strerror}"
         raise SpecregError(f"{message}; remove that folder, or run without it") from error
+
     # A worker may have locked its part of the run, so each ledger below the folder is tried.
     for lock_path in folder.rglob(_LOCK):
         ledger = Ledger(lock_path.with_name(LEDGER))
         ledger.hold()
         ledger.close()
+
     if any(folder.rglob(_OLD_LEDGER)):
         message = f"--specreg-resume: the last run, '{folder}', is of an earlier version of specreg"
         raise SpecregError(f"{message}, which can't be continued; run without it")
@@ -941,6 +952,7 @@ def last_run(runs: Path, part: str = "") -> Path:
             f"--specreg-resume: the last run, '{folder}', has no ledger: it was cut off before it"
             " measured anything; run without it, or remove that folder to go on with the one before"
         )
+
     return folder
 
 

@@ -150,6 +150,7 @@ def _is_apart(case: Case, number: int, ledger: Ledger, night: NightGoal) -> bool
             concerns_case = goal.case == case or (has_same_control and failure.server_died)
             if failure.is_beside_others and concerns_case:
                 return True
+
     return False
 
 
@@ -164,6 +165,7 @@ def _kept(case: Case, stage: Stage, ledger: Ledger, night: NightGoal) -> frozens
             launch = CaseLaunch.of(goal.case, later.number)
             if launch.control == control and _has_more(goal, later.number, ledger, night):
                 kept |= {launch.control, launch.server}
+
     return frozenset(kept)
 
 
@@ -187,6 +189,7 @@ def _further_step(
         return None
     case = wanting[0]
     launch = CaseLaunch.of(case, numbers[case.id])
+
     # One launch of a server serves all of its cases that want one.
     kept = {launch.control, launch.server}
     goals = {goal.case.id: goal for goal in night.goals()}
@@ -234,6 +237,7 @@ def _step_in_time(
         if any(ledger.find(case.id, night.launches) for case in stage.cases):
             left_s -= spent_s
             servers_left -= 1
+
     return None
 
 
@@ -243,6 +247,7 @@ def _is_affordable(
     """Return whether a further launch is begun, or probably succeeds in the time that is left."""
     if any(not _is_pending(case, step.number, ledger, night) for case in stage.cases):
         return True
+
     # If the launch before it failed for all cases, this one would probably fail too.
     number_before = step.number - 1
     if not any(ledger.find(case.id, number_before) for case in stage.cases):

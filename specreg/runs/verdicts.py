@@ -164,6 +164,7 @@ class LedgerJudge:
             if isinstance(compared, Verdict):
                 return compared
             return _measured(asked, value, Reason.of("JUDGED_LATER"))
+
         return self._speed_verdicts()[asked] if is_over else None
 
     def _acceptance(self, asked: Asked, launch: MeasuredLaunch) -> Verdict:
@@ -246,6 +247,7 @@ class LedgerJudge:
                 for speed in speeds
             ]
             judged = self._judge_of(speeds).judge(speeds)
+
         asked = [Asked(speed.case.id, speed.metric.name, self.launches) for speed in speeds]
         self._speeds = (state, {**verdicts, **dict(zip(asked, judged, strict=True))})
         return self._speeds[1]
@@ -280,6 +282,7 @@ class LedgerJudge:
                 verdicts[asked] = compared
             else:
                 speeds.append(Speed(metric=metric, comparison=compared))
+
         return speeds, verdicts
 
     def _compare_speed(self, asked: Asked, launch: MeasuredLaunch) -> BaselineComparison | Verdict:
@@ -288,6 +291,7 @@ class LedgerJudge:
         if last == self.launches and not self.is_recording:
             last += MORE_LAUNCHES
         launches = [self.ledger.find(asked.case_id, number) for number in range(1, last + 1)]
+
         # A launch that failed has no measurement.
         measurements = [found.measurement for found in launches if found is not None]
         try:

@@ -82,12 +82,14 @@ def check_attached(cases: Collection[Case], provision: Provision, *, root: Path)
     for case in cases:
         for spec in filter(None, (case.server, case.control)):
             ids_by_address.setdefault(provision.attached_at(spec), set()).add(spec.id)
+
     for address, server_ids in ids_by_address.items():
         if len(server_ids) > 1:
             raise AttachError(
                 f"--specreg-attach: {address.url} is one server, but the run needs"
                 f" {', '.join(sorted(server_ids))}; choose cases of one server with -k or --engine"
             )
+
     for case in cases:
         identity = _identify_expected(case.server, provision.attached_at(case.server), root)
         check_version(case, identity.version)
@@ -127,17 +129,20 @@ def attach_server(
         server, probe = _first_probe(server, Form.COMPLETIONS, ready_within_s)
     except ServerRefusedError as error:
         raise AttachError(f"{_named(address)}: {error}; look at its log") from error
+
     _check_counted(server, probe)
     if not probe:
         message = f"{_named(address)}: is not ready, or generates no token"
         if probe.server_message:
             message += f", its last message: {probe.server_message}"
         raise AttachError(f"{message}; look at its log")
+
     if not server.engine.wire_format.accepts_only_text:
         # A model without a chat template refuses every chat, whatever is sent with it.
         with contextlib.suppress(ServerRefusedError):
             server, probe = _first_probe(server, Form.CHAT, ready_within_s)
         _check_counted(server, probe)
+
     _check_counters(server)
     return dataclasses.replace(server, facts=facts_of(server, log=""))
 
@@ -248,6 +253,7 @@ def _check_replica(server: Server, page: str) -> Mapping[str, str]:
                 " to one replica"
             )
         births, counters = new_births, new_counters
+
     return births
 
 
@@ -274,6 +280,7 @@ def _advice_on(error: AnswerError, address: Address) -> str:
                 " another variable"
             )
         return "put its token into a variable, and name that with --specreg-url-token-env"
+
     if error.status is not None and httpx.codes.is_redirect(error.status):
         return "no redirection is followed; give the URL that it leads to"
     return ""
@@ -306,6 +313,7 @@ def _identify_expected(spec: ServerSpec, address: Address, root: Path) -> Identi
                 " --engine"
             )
         raise AttachError(f"{subject}: {message}") from error
+
     target, draft = served_models(root, spec)
     for fact in _facts(spec, target, draft, identity):
         if fact.reported != fact.needed:
@@ -314,6 +322,7 @@ def _identify_expected(spec: ServerSpec, address: Address, root: Path) -> Identi
                 f" '{fact.needed}'; check the URL and --engine, choose other cases with -k, or"
                 " start the server with the settings of the case"
             )
+
     return identity
 
 

@@ -55,6 +55,7 @@ def missing_tools(
             bring ninja, and nvcc unless a variable names a toolkit.
     """
     path = os.pathsep.join((str(Path(python).parent), variables.get("PATH", "")))
+
     # Triton needs a C compiler and Python's headers.
     if not _has_program(variables.get("CC", ""), ("gcc", "cc", "clang"), path):
         yield MissingTool("a C compiler", "install gcc, or name a compiler in CC")
@@ -63,6 +64,7 @@ def missing_tools(
             f"Python.h of '{python}'",
             "install Python's headers (python3-dev), or use an interpreter that has them",
         )
+
     # An engine that compiles kernels itself needs more.
     if not compiles_kernels:
         return

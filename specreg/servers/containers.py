@@ -138,12 +138,14 @@ class Runtime:
         parts = "{{range .Server.Components}}{{.Name}},{{end}}"
         answer = self._answer("version", "--format", f"{{{{.Server.Version}}}} {parts}")
         version, _, components = answer.strip().partition(" ")
+
         # Its service answers docker's client, and starts containers without the GPUs of `--gpus`.
         if "podman" in components.lower():
             raise UnsupportedError(
                 f"container runtime '{self}': it asks podman's service, which gives no GPUs so;"
                 f" name podman itself with {_OPTION}"
             )
+
         return version
 
     def storage(self) -> Path:
@@ -168,6 +170,7 @@ class Runtime:
             digest = _digest_of(name, details.get("RepoDigests") or ()) or image_id
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
+
         return Image(name=name, digest=digest, source=image_id)
 
     def check_pullable(self, name: str) -> None:
@@ -181,6 +184,7 @@ class Runtime:
         except UnsupportedError:
             # It doesn't answer in time. Pulling shows whether it does later.
             return
+
         problem = problem_in(done.stderr)
         if done.returncode and problem is not None and problem.is_refusal:
             raise UnsupportedError(f"image '{name}': {problem.says}; {problem.advice}")
@@ -219,6 +223,7 @@ class Runtime:
             flags += ["--workdir", str(inside.folder)]
         flags += self._user_flags()
         flags += self._gpu_flags(inside.gpu_ids)
+
         # The value of `--mount` is CSV.
         _check_mountable(inside, ',"')
         for path in inside.mounted_for_reading:
@@ -233,6 +238,7 @@ class Runtime:
             else:
                 flags += ["--env", variable]
                 passed[variable] = value
+
         return Invocation(
             command=(*self.program, "run", *flags, *self.arguments, image.source, *command[1:]),
             variables={**os.environ, **passed},
@@ -285,6 +291,7 @@ class Runtime:
             return tuple(
                 word for gpu_id in gpu_ids for word in ("--device", f"nvidia.com/gpu={gpu_id}")
             )
+
         # The value is CSV, so a list needs quotes.
         return ("--gpus", f'"device={",".join(gpu_ids)}"')
 
@@ -322,6 +329,7 @@ class Runtime:
                 says = readable_line(done.stderr.strip().rpartition("\n")[2])
                 problem = Problem("", f"fails: {says}", f"repair it, or {_CHOICE}")
             raise UnsupportedError(f"container runtime '{self}': {problem.says}; {problem.advice}")
+
         return done.stdout
 
     def __str__(self) -> str:
@@ -419,11 +427,13 @@ def _digest_of(name: str, repositories: Sequence[str]) -> str:
     for text in repositories:
         found, _, digest = text.partition("@")
         digests.setdefault(found, []).append(digest)
+
     # podman writes a name with the registry that it stands for.
     for prefix in ("", "docker.io/", "docker.io/library/", "localhost/"):
         if prefix + repository in digests:
             # It lists an image's own digest and that of its list of platforms, in any order.
             return min(digests[prefix + repository])
+
     return ""
 
 
@@ -461,6 +471,7 @@ def find_runtime(chosen: str = "") -> Runtime:
         wanted = _words_of_setting(_OPTION, chosen)
     elif os.environ.get(RUNTIME_VARIABLE):
         wanted = _words_of_setting(RUNTIME_VARIABLE, os.environ[RUNTIME_VARIABLE])
+
     if wanted is not None and not (wanted and wanted[0]):
         name = _OPTION if chosen else RUNTIME_VARIABLE
         raise UnsupportedError(f"{name}: names no program; name one, such as podman")
@@ -487,6 +498,7 @@ def _find_runtime(wanted: tuple[str, ...] | None, arguments: tuple[str, ...], pa
         runtime = _runtime_of(wanted, arguments)
         runtime.check()
         return runtime
+
     errors = []
     for program in RUNTIMES:
         if shutil.which(program, path=path) is None:
@@ -498,6 +510,7 @@ def _find_runtime(wanted: tuple[str, ...] | None, arguments: tuple[str, ...], pa
             errors.append(error)
             continue
         return runtime
+
     if errors:
         raise errors[0]
     names = ", ".join(RUNTIMES)
@@ -509,11 +522,13 @@ def _find_runtime(wanted: tuple[str, ...] | None, arguments: tuple[str, ...], pa
 def _runtime_of(program: tuple[str, ...], arguments: tuple[str, ...]) -> Runtime:
     """Return a runtime, as it names itself: podman is often installed as `docker`, too."""
     says = ""
+
     # If it can't be run, its check says so.
     with contextlib.suppress(OSError):
         says = ask_program((*program, "--version"), within_s=_ASK_S).stdout
     if says.startswith(("apptainer", "singularity")):
         return Apptainer(program=program, arguments=arguments)
+
     # docker says "Docker version …", and podman that is called docker says "docker version …".
     is_podman = says.startswith(("podman", "docker version"))
     return Runtime(program=program, arguments=arguments, is_podman=is_podman)

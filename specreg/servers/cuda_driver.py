@@ -41,6 +41,7 @@ def cuda_release_of(packages: Sequence[str]) -> str:
         except InvalidVersion:
             continue
         return f"{version.major}.{version.minor}"
+
     return ""
 
 
@@ -91,15 +92,18 @@ def why_driver_too_old(
         isn't known, or if NVIDIA's forward-compatibility package is installed.
     """
     least_driver = least_driver_of(cuda_release)
+
     # A vendor may add words of its own: `535.161.08-grid`.
     numbers = re.match(r"\d+(\.\d+)*", driver, re.ASCII)
     if numbers is None:
         return ""
+
     # If a driver reports fewer numbers, such as `580`, only those are compared.
     parts = numbers[0].count(".") + 1
     least_parts = ".".join(least_driver.split(".")[:parts])
     if not least_driver or Version(numbers[0]) >= Version(least_parts):
         return ""
+
     # The forward-compatibility package may also be in a folder that LD_LIBRARY_PATH lists.
     searched_folders = map(Path, variables.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     compatibility_folders = [
@@ -108,6 +112,7 @@ def why_driver_too_old(
     ]
     if any((folder / "libcuda.so.1").exists() for folder in compatibility_folders):
         return ""
+
     # PyPI has no build for an older CUDA: on 2026-11-26 it had one build of each release of vLLM
     # and SGLang, for CUDA 13, without local versions such as `+cu129`.
     return (

@@ -124,6 +124,7 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
             raise SensorError(f"{message}; {advice}") from error
         tell(f"{message}; waiting until it is done")
         lock.acquire(poll_interval=_POLL_S)
+
     # This process may hold the lock several times. The first context writes a file that says who
     # holds the GPU, and the last context to end removes the file.
     try:
@@ -212,6 +213,7 @@ class GpuClaim:
             if not reason:
                 reason = f"this process sees {len(visible_devices)}; use a machine that has enough"
             raise SensorError(f"{counted(gpus, 'GPU')}: {reason}")
+
         line_path = cache_folder("gpus") / "line.lock"
         with new_lock(line_path):
             devices = self._take_free(visible_devices, gpus)
@@ -221,9 +223,11 @@ class GpuClaim:
                 check_signalled()
                 time.sleep(_POLL_S)
                 devices = self._take_free(visible_devices, gpus)
+
         # Let child processes see these GPUs only, until the GPUs are released.
         self._held.callback(_show, {name: os.environ.get(name) for name in VARIABLES})
         _show(visibility(devices, os.environ))
+
         # Use only this process's share of the cores that are near the GPUs.
         all_cores = os.sched_getaffinity(0)
         cores = own_cores(devices, visible_devices, all_cores)
@@ -277,12 +281,14 @@ def own_cores(
     for device in visible_devices:
         path = sysfs / "bus/pci/devices" / device.bus_id / "local_cpulist"
         near[device.id] = _listed_cores(path) & cores
+
     # Sort the cores so that those which share a physical core follow each other.
     siblings: dict[int, AbstractSet[int]] = {}
     for core in cores:
         path = sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
         siblings[core] = _listed_cores(path) or {core}
     sorted_cores = sorted(cores, key=lambda core: (min(siblings[core]), core))
+
     # Give each GPU its part of them.
     share: set[int] = set()
     for device in devices:
@@ -293,6 +299,7 @@ def own_cores(
         size = len(near_cores) // len(neighbour_ids)
         first = neighbour_ids.index(device.id) * size
         share.update(near_cores[first : first + size])
+
     return share
 
 

@@ -123,6 +123,7 @@ class ServerHandle:
             self._error = error
             self.stop()
             raise
+
         return self._state if isinstance(self._state, Server) else None
 
     def forget_failure(self) -> None:
@@ -161,6 +162,7 @@ class ServerHandle:
         self.prepare()
 
         self._attempts = 0
+
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.launcher.reserve(self.launch.spec))
             stack.push(self._attempt)
@@ -244,6 +246,7 @@ class Servers:
             # would pass meanwhile. On a GPU the dispensable servers start last, because the memory
             # that a server takes there is only an estimate.
             together = [*further, *to_start]
+
         if self._fit_together(together):
             # Installing keeps the machine busy, so everything that the needed servers lack is
             # installed before the first start.
@@ -253,6 +256,7 @@ class Servers:
             while waiting:
                 time.sleep(READY_POLL_S)
                 waiting = [handle for handle in waiting if _keep_starting(handle, to_start)]
+
         # Servers that didn't start together are started here, one after the other.
         for handle in to_start:
             _ = handle.server

@@ -160,6 +160,7 @@ def _run(
         raise EnvironmentSetupError(
             f"container runtime '{program}': {problem}; install it anew, or make room in the cache"
         ) from error
+
     try:
         status = None
         waited_s = 0.0
@@ -173,6 +174,7 @@ def _run(
         stop_process(process)
         output = log_path.read_text(encoding="utf-8", errors="replace")
         log_path.unlink(missing_ok=True)
+
     return status, output
 
 

@@ -78,12 +78,14 @@ def run_uv(log_path: Path, *arguments: str) -> None:
     """
     command = uv_command(*arguments)
     variables = uv_variables(os.environ)
+
     # A supervised process ends with its compilers even if specreg is killed.
     process = start_process(command, environment=variables, log_path=log_path, cwd=Path.cwd())
     try:
         status = process.popen.wait()
     finally:
         stop_process(process)
+
     if status:
         raise subprocess.CalledProcessError(status, command, stderr=process.last_lines())
 
@@ -110,6 +112,7 @@ def installed_packages(python: str, module_path: str = "") -> tuple[str, ...]:
                 packages = {**packages, **_frozen("--path", folder)}
     except (OSError, subprocess.CalledProcessError):
         return ()
+
     # A package that came from a URL is listed with its URL, which may hold a password.
     return tuple(hide(line) for line in packages.values())
 

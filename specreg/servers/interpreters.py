@@ -99,4 +99,5 @@ def why_no_module(python: str, module: str, *, variables: Mapping[str, str]) -> 
         done = ask_program((python, "-c", code), variables)
     except OSError as error:
         return f"can't be run, {error.strerror or error}"
+
     return f"has no module '{module}'" if done.returncode else ""

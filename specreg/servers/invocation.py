@@ -33,6 +33,7 @@ def native_invocation(spec: ServerSpec, python: str, site: Site, temporary: Path
         OSError: the links to a CUDA toolkit can't be written.
     """
     variables = dict(os.environ)
+
     # A killed server leaves sockets in its temporary folder, so the server gets a folder that is
     # removed. PyTorch's compiled code would be in it too, but the next start needs that code again.
     # So the code gets a folder that stays.
@@ -74,6 +75,7 @@ def inside_container(
     """
     temporary, home = folders
     hub_cache = hub_cache_dir().absolute()
+
     # A user without an entry in the image's /etc/passwd has no home and no name.
     own_variables = {
         "HOME": str(home),
@@ -133,8 +135,10 @@ def server_variables(
         # their folder is on PATH.
         folders = (str(Path(python).parent), inherited.get("PATH", ""))
         variables["PATH"] = os.pathsep.join(folders)
+
     engine_variables = engine.environment(spec, site)
     case_variables = dict(spec.engine_env)
+
     # Both the engine and the case may add folders of modules. These are joined, because the server
     # needs all of them.
     module_folders = [

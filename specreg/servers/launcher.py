@@ -114,8 +114,10 @@ class ServerLauncher:
             address = self.provision.attached_at(spec)
             yield attach_server(spec, address, root=self.root, ready_within_s=self.ready_within_s)
             return
+
         python, installed = self.provision.environment(spec)
         temporary = new_temporary()
+
         # Choose the port, and find the models.
         port = self.choose_port()
         engine = engine_named(spec.engine)
@@ -130,11 +132,13 @@ class ServerLauncher:
             # The name is unique, so that a request that reaches another server fails there.
             served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
         )
+
         # Find a new name for the log, so that the logs of earlier attempts stay.
         free_log_path = log_path
         numbers = itertools.count(2)
         while free_log_path.exists():
             free_log_path = numbered(log_path, next(numbers))
+
         # Start the process, and note what is known of the server.
         files = engine.files(spec, site)
         with _mapped_errors(spec, free_log_path):
@@ -149,6 +153,7 @@ class ServerLauncher:
                 files={site.folder / name: text for name, text in files.items()},
                 outside=invocation.outside,
             )
+
         with contextlib.ExitStack() as stack:
             stack.callback(stop_process, process)
             packages: tuple[str, ...] = ()
@@ -220,6 +225,7 @@ class ServerLauncher:
             return LaunchFacts(
                 image=name, image_digest=image.digest, flashinfer=flashinfer, variables=()
             )
+
         own_variables = {*engine_named(spec.engine).environment(spec, site), *dict(spec.engine_env)}
         inherited = inherited_variables(os.environ, own_variables)
         if not site.on_gpu:

@@ -96,6 +96,7 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
     if not known_gib or len(known_gib) < len(used_gpus_gib):
         return None
     gpu_gib = min(known_gib)
+
     # Leave the decision to the engine if a size isn't known, if it has no flag for the memory, or
     # if the server's own arguments set the memory.
     sizes = spec.sizes
@@ -105,6 +106,7 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
     if any(argument.startswith(flags) for argument in spec.engine_args):
         return None
     weights_gib = sizes.weights_gib(spec.parallel)
+
     # `cache_gib` divides the tokens between the copies of the model, so it is given one token for
     # each copy.
     copies = spec.parallel.data
@@ -114,6 +116,7 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
         token_gib *= 2
     if weights_gib is None or not token_gib:
         return None
+
     # Size the cache for all sequences, or for as many tokens as fit.
     fixed_gib = weights_gib + BESIDE_GIB
     sequence_tokens = spec.max_model_len_tokens + _SPARE_TOKENS
@@ -149,6 +152,7 @@ def fit_together(
         if weights_gib is None:
             return False
         needed_gib += weights_gib + _ON_CPU_GIB
+
     return needed_gib <= free_gib(cgroups)
 
 

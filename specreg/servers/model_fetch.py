@@ -173,14 +173,18 @@ def fetch_models(
             " installed"
         )
         return
+
     output.log_path.parent.mkdir(parents=True, exist_ok=True)
+
     # The program is part of specreg, so the interpreter has to find specreg.
     folders = (variables.get("PYTHONPATH", ""), _IMPORT_ROOT)
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     variables.setdefault(SAFE_PATH, "1")
+
     # With this setting huggingface_hub draws its progress bars even without a terminal.
     variables["TQDM_POSITION"] = "-1"
     command = (interpreter, "-m", _PROGRAM)
+
     # The program sends its plan first, and fetches only when it is told to.
     with child_process(command, log_path=output.log_path, environment=variables) as process:
         process.send(models)
@@ -192,6 +196,7 @@ def fetch_models(
             output.tell(_described(plan, models))
             process.send("fetch")
             _message_from(process, output)
+
     _COMPLETE.update((cache, model) for model in models)
 
 
@@ -220,6 +225,7 @@ def _message_from(process: SupervisedProcess, output: FetchOutput) -> FetchMessa
         with contextlib.suppress(*UNREADABLE):
             message = process.receive(FetchMessage)
             break
+
     if message is None:
         raise _broken(process)
     if message.failure is not None:

@@ -105,9 +105,11 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
         SpecregError: the cache can't be written.
     """
     python = interpreter_of(requirement)
+
     # `cache_folder` makes the folder of all environments. If it can't, its error names the folder.
     folder = cache_folder(_ENVIRONMENTS) / python.parents[1].name
     failures = []
+
     # Another process may need the same environment at the same time.
     with new_lock(Path(f"{folder}.lock")):
         if environment_exists(requirement):
@@ -126,6 +128,7 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
                 continue
             _record_environment(python, torch_source)
             return str(python)
+
     network = "the network"
     if requirement.index:
         network += f", by which this package fetches the engine from {requirement.index}"
@@ -178,6 +181,7 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
         # An earlier version of specreg made the environment, and its marker has no record.
         _record_environment(python, "")
         return
+
     packages = installed_packages(str(python))
     if record.packages and not packages:
         command = shlex.join(uv_command("pip", "freeze", "--python", str(python)))
@@ -185,6 +189,7 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
             f"environment for '{requirement.pin}': uv doesn't list its packages, so a change can't"
             f" be noticed; run this, and repair what it reports: {command}"
         )
+
     changes = differing_packages(
         itertools.filterfalse(_PRECOMPILED.match, record.packages),
         itertools.filterfalse(_PRECOMPILED.match, packages),
@@ -242,10 +247,12 @@ def _install(
         # The engine is installed alone first, so that its metadata show which torch it requires.
         run_uv(log_path, *install, "--no-deps", requirement.pin)
         lines = (*lines, *_torch_of_pypi(folder))
+
     replace_file(overrides, "\n".join(lines).encode())
     if requirement.lock is not None:
         # uv refuses a package whose checksum isn't the one in the lock.
         arguments = ("--constraint", str(requirement.lock), *arguments)
+
     # Without compiled bytecode, the first start of a server takes minutes longer.
     options = ("--compile-bytecode", "--override", str(overrides), *arguments)
     run_uv(log_path, *install, *options, requirement.pin, *requirement.extras)
@@ -386,11 +393,13 @@ class Provision:
                 f"'{self._chosen_source}' with image '{name}': the image has an engine of its own;"
                 " leave one of them out"
             )
+
         if self.on_gpu and find_gpus().are_amd:
             raise UnsupportedError(
                 f"image '{name}': containers on GPUs of AMD aren't supported; start it yourself and"
                 " measure it with --specreg-attach=URL"
             )
+
         runtime = self.runtime
         if find_image(runtime, name) is None:
             runtime.check_pullable(name)
@@ -407,6 +416,7 @@ class Provision:
         if self._needs_cache(cases):
             check_cache()
             check_locks(cache_dir())
+
         # A version, an interpreter or a build belongs to one engine.
         engines = sorted({case.server.engine for case in cases})
         chosen_source = self._chosen_source
@@ -416,6 +426,7 @@ class Provision:
                 f"'{chosen_source}' is for one engine, and the cases have {names}; choose cases of"
                 " one engine"
             )
+
         # Check each server once: its engine, its settings, and the GPUs for which it was built.
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
@@ -439,6 +450,7 @@ class Provision:
                     " machine; choose other cases, or start this server yourself and measure it"
                     " with --specreg-attach=URL"
                 )
+
         # Check each case against the version of its engine. The version of an engine that is built
         # from a wheel or a checkout isn't known before the build is installed.
         for case in cases:
@@ -480,6 +492,7 @@ class Provision:
                     f" ({PYTHON_CHOICE})"
                 )
             return
+
         problem = why_driver_too_old(self.cuda_release(spec), gpus.driver_version, variables)
         if problem:
             raise UnsupportedError(f"{subject}: {problem}")
@@ -527,6 +540,7 @@ class Provision:
             lack := why_no_module(python, engine.module, variables=variables)
         ):
             reason = f"python '{python}': {lack}; install {engine.name} there, or name another"
+
         if reason:
             raise UnsupportedError(reason)
 
@@ -556,6 +570,7 @@ class Provision:
             if self.build:
                 version = installed_version(python, requirement.package)
                 requirement = dataclasses.replace(requirement, version=version)
+
         return python, requirement
 
     def fetch_models(self, spec: ServerSpec, log_path: Path) -> None:
@@ -617,6 +632,7 @@ class Provision:
             requirement = self.requirement(spec)
             if environment_exists(requirement):
                 python = str(interpreter_of(requirement))
+
         if not python:
             return ()
         return installed_packages(python, os.environ.get("PYTHONPATH", ""))
@@ -660,6 +676,7 @@ class Provision:
             # If no GPU is seen, one whose memory isn't known is assumed. An empty sequence would
             # mean that the servers run on processors.
             gpus_gib = find_gpus().memory_gib or (None,)
+
         return fit_together(specs, gpus_gib)
 
     def why_no_power(self, spec: ServerSpec) -> str:
@@ -699,6 +716,7 @@ class Provision:
                 package = engine.module
                 version = installed_version(self.python, package)
             return dataclasses.replace(wanted, package=package, version=version)
+
         spelling = engine.spelling_of(spec.method)
         ray = engine.ray_packages if spec.parallel.ray else ()
         extras = (*wanted.extras, *spelling.packages, *ray)
@@ -709,6 +727,7 @@ class Provision:
             package = self.build.package or engine.module
             version = self.build.version
             source = self.build.source
+
         return dataclasses.replace(
             wanted, package=package, version=version, source=source, extras=extras
         )
@@ -765,12 +784,14 @@ def why_not_installable(
             f"{subject}: its package is built for Python {versions}, and specreg runs on {python};"
             f" run specreg on Python {engine.pythons[-1]}, {elsewhere}"
         )
+
     for library, package in engine.libraries.items():
         if find_library(library) is None:
             return (
                 f"{subject}: needs the library lib{library}, which this machine doesn't have;"
                 f" install {package}, {elsewhere}"
             )
+
     return ""
 
 
@@ -798,6 +819,7 @@ def check_version(case: Case, version: str) -> None:
             f"method '{method}': {engine.name} {version} doesn't have it, needed a version"
             f" {versions}; use such a version, or choose other cases"
         )
+
     if case.request.form is Form.CHAT and engine.wire_format.accepts_only_text:
         raise UnsupportedError(
             f"engine '{engine.name}': takes only texts, neither chats nor token ids; set form ="
@@ -845,8 +867,10 @@ def parse_origin(text: str) -> EngineOrigin:
             return EngineOrigin(text=text, image=image)
         message = f"side '{text}': '{image}' isn't the name of an image; give image:NAME:TAG"
         raise UnsupportedError(message)
+
     engine = ""
     location = text
+
     # A file or folder of this name is preferred to an engine of this name.
     if not Path(text).exists():
         if release_match := _REQUIREMENT.fullmatch(text):
@@ -861,6 +885,7 @@ def parse_origin(text: str) -> EngineOrigin:
         if side_match := _ENGINE_AND_PLACE.fullmatch(text):
             engine = engine_named(side_match["engine"]).name
             location = side_match["place"]
+
     # `Path.expanduser` raises an error without a home folder. Links aren't resolved, because a
     # Python finds its environment by the path of the link to it.
     path = Path(os.path.expanduser(location)).absolute()  # noqa: PTH111
@@ -894,6 +919,7 @@ def build_of(source: str) -> Requirement:
             raise UnsupportedError(f"{error}; give the wheel the name it was built with") from error
         build = f"{version}-{file_sha256(path)[:12]}"
         return Requirement(package=str(name), version=build, source=source)
+
     unknown = "the measured version couldn't be identified; commit its files, or build a wheel"
     git = ("git", "-C", source)
     try:
@@ -901,10 +927,12 @@ def build_of(source: str) -> Requirement:
         changed = _output_of(*git, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.CalledProcessError) as error:
         raise UnsupportedError(f"'{source}' isn't a git checkout, so {unknown}") from error
+
     if changed:
         # Each line has a status of two characters and a space before the path.
         first_path = changed.splitlines()[0][3:]
         raise UnsupportedError(f"'{source}' has uncommitted changes, '{first_path}', so {unknown}")
+
     return Requirement(package="", version=commit[:12], source=source)
 
 
@@ -945,6 +973,7 @@ def provision_side(
                 f"'{case.id}' needs engine '{case.server.engine}', got '{origin.text}'; choose"
                 " other cases, or that engine"
             )
+
     provision = Provision(
         on_gpu=on_gpu,
         version=origin.version or None,

@@ -201,6 +201,7 @@ class StartedServer(Server):
             answer = self._broken_answer()
             if answer:
                 problem = _wait_for_end(self.process, _ENDING_S) or f"answers {answer}"
+
         if problem:
             raise ServerDiedError(
                 f"server '{self.spec.id}': {problem} while it was measured;"
@@ -219,6 +220,7 @@ class StartedServer(Server):
             answer = ask(self.address, "GET", path, within_s=_BROKEN_ANSWER_S)
         except AnswerError as error:
             return "" if error.late else f"no more, {error}"
+
         if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return ""
         return f"{answer.status} at {self.address.url}{path}"
@@ -249,6 +251,7 @@ def ready_server(server: StartingServer) -> StartedServer | None:
             deadline, or another server answers at its port.
     """
     _check_port(server)
+
     try:
         probe = send_probe(server, timeout_s=server.deadline_s - time.monotonic())
     except ServerRefusedError as error:
@@ -279,6 +282,7 @@ def ready_server(server: StartingServer) -> StartedServer | None:
         path = server.engine.version_path
         answer = ask(server.address, "GET", path, within_s=_VERSION_TIMEOUT_S)
         version = server.engine.parse_version(answer.content)
+
     return StartedServer(
         spec=server.spec,
         engine=server.engine,
@@ -309,9 +313,11 @@ def facts_of(server: ExpectedServer, log: str) -> LaunchFacts:
         return ask(server.address, method, path, within_s=_VERSION_TIMEOUT_S).good()
 
     reported = NOTHING_KNOWN
+
     # A server that doesn't report its facts is measured all the same; they stay unknown.
     with contextlib.suppress(AnswerError, InvalidMeasurementError):
         reported = server.engine.launch_facts(log, fetch)
+
     # What the engine reports replaces what was known before: it may not use what is installed.
     reported_facts = {
         name: value for name, value in msgspec.structs.asdict(reported).items() if value
@@ -430,6 +436,7 @@ def send_probe(
     body = msgspec.json.encode(server.endpoint.without_refused(wire_format.body(request)))
     within_s = min(_PROBE_TIMEOUT_S, max(READY_POLL_S, timeout_s))
     health_within_s = min(_HEALTH_TIMEOUT_S, within_s)
+
     # Ask for the server's health first, because an engine that isn't ready may queue the request.
     try:
         health = ask(address, "GET", server.engine.health_path, within_s=health_within_s)
@@ -438,6 +445,7 @@ def send_probe(
         answer = ask(address, "POST", path, within_s=within_s, body=body)
     except AnswerError:
         return ProbeResult(generated=False)
+
     # A refusal is final. Any other error may go away, so its message is only noted.
     if _is_refusal(answer.status):
         raise ServerRefusedError(f"refused to generate, {quote_answer(answer.content)}")

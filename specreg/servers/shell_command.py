@@ -55,8 +55,10 @@ def _lines(root: Path, spec: ServerSpec, provision: Provision) -> Iterator[str]:
             python = str(interpreter_of(requirement))
             if not environment_exists(requirement):
                 yield f"# {requirement.pin} isn't installed yet; the first run installs it"
+
     if any(not folder.is_dir() for folder, _ in widened_folders(root, spec)):
         yield "# its widened models aren't made yet; the first run makes them"
+
     # The port and the name are chosen anew for each start. Here they stay, for who pastes them.
     folder = Path(tempfile.gettempdir(), "specreg", spec.id)
     site = start_site(
@@ -72,6 +74,7 @@ def _lines(root: Path, spec: ServerSpec, provision: Provision) -> Iterator[str]:
         path = shlex.quote(str(folder / name))
         yield f"mkdir -p {shlex.quote(str((folder / name).parent))}"
         yield f"cat > {path} <<'{_END}'\n{text}\n{_END}"
+
     if image:
         yield f"mkdir -p {shlex.quote(str(folder))}"
         invocation = _in_container(root, spec, provision, site)
@@ -80,10 +83,12 @@ def _lines(root: Path, spec: ServerSpec, provision: Provision) -> Iterator[str]:
             command=engine.command(Path(python), spec, site),
             variables=server_variables(spec, python, site, os.environ),
         )
+
     for name, value in invocation.variables.items():
         # The shell has the other variables already.
         if value != os.environ.get(name):
             yield f"{name}={shlex.quote(value)} \\"
+
     yield shlex.join(invocation.command)
 
 
@@ -101,6 +106,7 @@ def _in_container(root: Path, spec: ServerSpec, provision: Provision, site: Site
         runtime = provision.runtime
     except UnsupportedError:
         runtime = Runtime(program=("docker",))
+
     name = provision.image_of(spec)
     gpu_ids: Sequence[str] = ()
     if site.on_gpu:
@@ -108,6 +114,7 @@ def _in_container(root: Path, spec: ServerSpec, provision: Provision, site: Site
             gpu_ids = [device.id for device in provision.devices(spec)]
         except SensorError:
             gpu_ids = ALL_GPUS
+
     # Here the home lies in the temporary folder. A run keeps it for each image.
     inside = inside_container(
         spec, site, root=root, folders=(site.folder, site.folder), gpu_ids=gpu_ids

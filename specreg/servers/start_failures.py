@@ -433,9 +433,11 @@ class LoggedException:
     def quote(self) -> str:
         """Its type and its message in one line, cut to `_QUOTE_CHARACTERS`."""
         lines = self.message
+
         # An assertion without a message says nothing but its source.
         if lines[0] == "AssertionError" and self.source:
             return f"AssertionError: {self.source}"[:_QUOTE_CHARACTERS]
+
         # All lines of pydantic's errors are quoted, because the first one only counts the errors.
         if "validation error" not in lines[0]:
             lines = lines[:1]
@@ -484,10 +486,12 @@ class LogReading:
         level = match["level"]
         text = match["text"]
         exception = self._reading.get(process)
+
         # The line is the head of a traceback.
         if text.endswith(_TRACEBACK):
             self._reading[process] = LoggedException(level=level)
             return
+
         # The line is part of a traceback's frames, which are indented.
         reads_frames = exception is not None and not exception.message
         if exception is not None and reads_frames and text.startswith((" ", "\t")):
@@ -497,6 +501,7 @@ class LogReading:
             elif not exception.source:
                 exception.source = text.strip()
             return
+
         # Any other line may report an exception, or continue the message of one.
         if level in _QUIET_LEVELS:
             return
@@ -529,17 +534,20 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
     """
     reading = LogReading(log)
     exceptions = reading.exceptions
+
     # The last exception comes first, because the engine may have handled those before it.
     tracebacks = [
         "\n".join((exception.frame, *exception.message)) for exception in reversed(exceptions)
     ]
     tail = "\n".join(reading.lines[-_TAIL_LINES:])
     whole_log = "\n".join(reading.lines)
+
     # The text that most surely holds the cause is searched first.
     for text in (problem, *tracebacks, tail, whole_log):
         failure = _known_failure(text)
         if failure is not None:
             return failure
+
     advice = "read the log"
     says = "unknown cause"
     if status == -signal.SIGKILL:
@@ -547,6 +555,7 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
         # signal when one of its processes fails.
         advice = "read the log; if it has no other cause, make more memory available"
         says = "killed by SIGKILL"
+
     if exceptions:
         says = f"its first error is '{exceptions[0].quote}'"
     return StartFailure(says=says, advice=advice, is_known=bool(exceptions))

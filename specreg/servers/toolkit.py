@@ -79,6 +79,7 @@ def server_compiler(
     packaged_compiler = _packaged_compiler(python)
     if named_home(variables) or packaged_compiler is None:
         return machine_compiler
+
     # pip installs vLLM and SGLang with the newest nvcc beside older headers, which it refuses.
     if machine_compiler is not None and differs_from_headers(packaged_compiler):
         return machine_compiler
@@ -112,9 +113,11 @@ def headers_release(compiler: Path) -> str:
         text = (_home_of(compiler) / "include/cuda_runtime_api.h").read_text(errors="replace")
     except OSError:
         return ""
+
     defined = _CUDART_VERSION.search(text)
     if defined is None:
         return ""
+
     # 13.0 is written as 13000, and 12.9 as 12090.
     major, rest = divmod(int(defined["number"]), 1000)
     return f"{major}.{rest // 10}"
@@ -147,6 +150,7 @@ def _compiler(variables: Mapping[str, str], default_home: Path) -> Path | None:
         named = Path(home) / _NVCC
         # `Path.exists` raises an error for a name that is too long.
         return named if os.path.exists(named) else None  # noqa: PTH110
+
     on_path = shutil.which("nvcc", path=variables.get("PATH", ""))
     if on_path is not None:
         return Path(on_path)
@@ -190,12 +194,14 @@ def _libraries(toolkit: Path, driver_folders: Sequence[Path]) -> Iterator[tuple[
     """
     found_libraries = (toolkit / "lib").glob("lib*")
     libraries = sorted(found_libraries, key=lambda library: natural_key(library.name))
+
     # The driver's library is linked from the first folder that has it.
     for folder in driver_folders:
         driver_library = folder / "libcuda.so.1"
         if driver_library.exists():
             libraries.append(driver_library)
             break
+
     for library in libraries:
         yield library.name, library
         numbered = _NUMBERED.fullmatch(library.name)

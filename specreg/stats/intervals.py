@@ -135,6 +135,7 @@ def change_of_ratio(
         # With two sides, the share of a prompt is the mean of its shares on both.
         shares = (shares + recorded_shares) / 2
         recorded_deviations = _deviations(*recorded, expected)
+
     remainders = np.maximum(1 - shares, _LEAST_REMAINDER)
     sum_of_squares = float(np.dot(shares, shares))
     freedom = max(1 / sum_of_squares - 1, 1.0)
@@ -143,6 +144,7 @@ def change_of_ratio(
         recorded_error = float(np.linalg.norm(recorded_deviations / remainders))
         expected_count = expected * float(denominator_sum)
         return _change_to_nothing(expected_count, recorded_error, freedom)
+
     # The variation that both sides share cancels in this difference, so it isn't in the error.
     deviations = _deviations(numerators, denominators, ratio) - recorded_deviations
     error = float(np.linalg.norm(deviations / remainders))
@@ -177,6 +179,7 @@ def _change_to_nothing(expected_count: float, recorded_error: float, freedom: fl
         # A run may have far more steps than were recorded. They don't make R more precise.
         expected_share = min(expected_count / recorded_count, 1.0)
         certainty = math.sqrt(2 * recorded_count * math.log1p(expected_share))
+
     return Effect(estimate_frac=estimate, error_frac=-estimate / certainty, freedom=freedom)
 
 
@@ -270,6 +273,7 @@ def change_of_pairs(
     if moderated.freedom < _LEAST_FREEDOM:
         return None
     mean = math.fsum(differences) / len(differences)
+
     # Both arms of a difference are rounded to a bucket, whose width is 1 / PER_E.
     rounding_variance = 2 / (12 * PER_E**2)
     variance_of_launch = moderated.value + rounding_variance
@@ -291,12 +295,14 @@ def t_tail(t: float, freedom: float) -> float:
     if t < 0:
         return 1 - t_tail(-t, freedom)
     start = math.atan(t / math.sqrt(freedom))
+
     # Gauss-Legendre quadrature over the interval from `start` to π/2. Its nodes lie in -1..1.
     nodes, weights = _gauss()
     half_width = (math.pi / 2 - start) / 2
     angles = start + half_width * (nodes + 1)
     heights = np.cos(angles) ** (freedom - 1)
     integral = half_width * float(np.dot(weights, heights))
+
     # Use logarithms, because the gamma function of many degrees of freedom overflows.
     log_beta = math.lgamma(freedom / 2) + math.lgamma(0.5) - math.lgamma((freedom + 1) / 2)
     return integral / math.exp(log_beta)
@@ -322,6 +328,7 @@ def t_quantile(level: float, freedom: float) -> float:
             low = middle
         else:
             high = middle
+
     return scale * math.tan(low)
 
 

@@ -111,11 +111,13 @@ class TimeHistogram(msgspec.Struct):
         """Add all durations of another histogram."""
         if not addend.counts:
             return
+
         # The minimum of an empty histogram is 0, which isn't a duration.
         if self.counts:
             self.min_ns = min(self.min_ns, addend.min_ns)
         else:
             self.min_ns = addend.min_ns
+
         for bucket, count in addend.counts.items():
             self.counts[bucket] = self.counts.get(bucket, 0) + count
         self.total_ns += addend.total_ns
@@ -145,6 +147,7 @@ class TimeHistogram(msgspec.Struct):
         if not count:
             return None
         mean = self.total_ns / count
+
         # The difference may be slightly below 0 by rounding.
         squared_deviations = max(self.total_ns2 - count * mean * mean, 0.0)
         variance = squared_deviations / max(count - 1, 1)

@@ -52,9 +52,11 @@ def chance_of_difference(
         # Shuffling draws and servers gives each beginning a hypergeometric count on one server.
         shuffled = random.multivariate_hypergeometric(totals, len(draws), shuffles, method="count")
         shuffled_statistics += _statistic(shuffled, totals)
+
     # A shuffle that gives the same table may have a slightly different statistic by rounding.
     is_as_large = shuffled_statistics >= statistic - 1e-9
     as_large = int(is_as_large.sum())
+
     # The draws themselves count as one of the shuffles, so the probability is never 0.
     return (as_large + 1) / (shuffles + 1)
 

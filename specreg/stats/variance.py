@@ -70,6 +70,7 @@ def shrunk(
             assume none.
     """
     usable_of_others = [variance for variance in variances_of_others if variance.freedom > 0]
+
     # The case's own variance, or nothing.
     usable_of_case = []
     if case_variance is not None and case_variance.freedom > 0:
@@ -117,11 +118,13 @@ def _similarity_freedom(samples: Sequence[Variance]) -> float:
         return _LEAST_SHRINKING_FREEDOM
     freedom = statistics.fmean(sample.freedom for sample in samples)
     squared_variation = float(values.var(ddof=1)) / mean**2
+
     # If all cases have the same true variance, its estimates with d degrees of freedom have a
     # squared coefficient of variation of 2 / d. What exceeds this comes from real differences.
     excess = squared_variation * freedom - 2
     if excess <= 0:
         return _CERTAIN
+
     # An F distribution with d and d0 degrees of freedom has a squared coefficient of variation of
     # 2 (d + d0 - 2) / (d (d0 - 4)). This is solved for d0.
     return max((4 * excess + 2 * freedom + 4) / excess, _LEAST_SHRINKING_FREEDOM)

@@ -61,6 +61,7 @@ def addresses_of(
         trusted_certificates(attached)
     except AnswerError as error:
         raise AttachError(str(error)) from error
+
     if options.control_url is None:
         return attached, None
     control = Address(
@@ -73,6 +74,7 @@ def addresses_of(
             f"{_CONTROL}: is the server of {_ATTACH} too, '{control.url}'; give the URL of one"
             " without speculation"
         )
+
     return attached, control
 
 
@@ -157,6 +159,7 @@ def _checked_pages(text: str | None) -> tuple[str, ...]:
                 f"{_METRICS}: {problem}; give http://HOST:PORT/metrics, once for each replica"
             )
         urls.append(_written_alike(url))
+
     return tuple(urls)
 
 
@@ -190,6 +193,7 @@ def _url_problem(url: str) -> str:
             "got a URL with a user or a password, needed one without; put a token into a variable"
             f" and name it with {_TOKEN_ENV}"
         )
+
     if not url.isprintable() or not url.isascii():
         return "got a URL with characters that no URL has"
     parts = _split_server_url(url)
@@ -210,8 +214,10 @@ def _split_server_url(url: str) -> SplitResult | None:
         has_server = bool(parts.hostname) and parts.port != 0
     except ValueError:
         return None
+
     if parts.scheme not in {"http", "https"} or not has_server:
         return None
+
     # `urlsplit` removes the brackets of an address.
     is_bracketed = "[" in parts.netloc
     if not _is_host(parts.hostname or "", is_address=is_bracketed):

@@ -35,4 +35,5 @@ def describe_benchmarks(
         if shown is not None:
             entry.update(benchmark_of(shown.measurement, result.verdicts))
         case_entries.append(entry)
+
     return case_entries

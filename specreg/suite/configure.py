@@ -57,6 +57,7 @@ def _check_options(options: Options) -> None:
         problem = "specreg doesn't know how that server was started, and can't start it again"
         flags = ", ".join(conflicting)
         raise SpecregError(f"--specreg-attach with {flags}: {problem}; leave it or the others out")
+
     if options.update_baselines and options.num_prompts is not None:
         problem = "a baseline has as many prompts as the tier says; leave one of the options out"
         raise SpecregError(f"--update-baselines with --num-prompts: {problem}")
@@ -73,10 +74,12 @@ def _check_options(options: Options) -> None:
         needed = f"needed more than 0 and at most {MAX_READY_S} s"
         got = f"got {options.ready_within_s:g}"
         raise SpecregError(f"--specreg-ready-within-s: {got}, {needed}; correct it")
+
     if not 0 <= options.record_minutes <= MAX_RECORD_MINUTES:
         needed = f"needed 0 to {MAX_RECORD_MINUTES}"
         got = f"got {options.record_minutes:g}"
         raise SpecregError(f"--specreg-record-minutes: {got}, {needed}; correct it")
+
     gib = options.gpu_memory_gib
     if gib is not None and not 0 < gib <= MAX_GPU_MEMORY_GIB:
         needed = f"needed more than 0 and at most {MAX_GPU_MEMORY_GIB:.0f} GiB"
@@ -123,6 +126,7 @@ def _with_shared_runner(case: Case, version: str | None) -> Case:
         version: the version of the engine that the user has chosen; None for the default.
     """
     server = case.server
+
     # If the case's table names a runner, the control has the same one already.
     if case.control is None or server.model_runner is not None:
         return case
@@ -156,6 +160,7 @@ def open_context(
     gpus = gpus_of(options)
     default_tier = "gpu" if gpus.devices else "cpu"
     tier = load_cases(root, options, options.tier or default_tier)
+
     # The hardware of an attached server isn't known, so it decides neither the model pairs nor the
     # environment.
     if options.attach is None:
@@ -174,6 +179,7 @@ def open_context(
     provision = provision_of(
         options, on_gpu=tier.needs_gpus > 0, show=progress.show, tell=progress.tell
     )
+
     # The load is read before the run adds to it.
     load = ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0)))
     context = RunContext(
@@ -198,6 +204,7 @@ def open_context(
         need = unmet_need(context)
         if need:
             raise SpecregError(need)
+
     return context
 
 
@@ -260,6 +267,7 @@ def why_unfit(context: RunContext) -> Mapping[str, str]:
         # An image brings the program.
         if missing_program and not case.server.image:
             needs[case.id] = missing_program
+
     return needs
 
 
@@ -282,4 +290,5 @@ def check_cases(context: RunContext, cases: Collection[Case]) -> None:
     else:
         context.provision.check(cases)
         check_drafts(context.root, cases)
+
     check_contexts(context.root, cases)

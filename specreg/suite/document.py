@@ -101,6 +101,7 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     valid = [measurement for measurement in measurements if measurement.values]
     settings = None
     expected = None
+
     # A case whose models or baselines can't be read is shown too; its verdicts have the error.
     with contextlib.suppress(SpecregError):
         settings = context.settings(case)
@@ -109,6 +110,7 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     shown = shown_launch(result.launches, case.id)
     if shown is not None:
         figures = shown.figures
+
     # A baseline records the version of torch. When shards are merged, it is taken from the report
     # of the shard, because the engine's environment is on the shard's machine.
     torch_version = ""

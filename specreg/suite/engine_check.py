@@ -68,6 +68,7 @@ def is_doubtful(verdict: Verdict) -> bool:
     tolerance_frac = verdict.comparison.tolerance_frac
     if verdict.has_code("MACHINE_MOVED"):
         return True
+
     # A proven loss beyond that of all cases is the case's own.
     is_own_loss = verdict.outcome is Outcome.REGRESSED
     if is_own_loss or common_frac is None or tolerance_frac is None:
@@ -92,9 +93,11 @@ def possible_checks(run: RunResult) -> list[EngineCheck]:
     is_installed_by_specreg = not (
         provision.attached or provision.python or provision.build or provision.image
     )
+
     # Only an engine that specreg installs can be measured in an earlier version.
     if not is_installed_by_specreg:
         return []
+
     # One of several processes has only some of the cases, and the other processes still need the
     # machine. A user who wants no history wants verdicts by the committed files alone.
     if context.is_part or context.is_recording or not context.has_history:
@@ -111,6 +114,7 @@ def possible_checks(run: RunResult) -> list[EngineCheck]:
             checks.append(
                 EngineCheck(case=case, change=change, tolerances=tolerances, launch_s=launch_s)
             )
+
     return sorted(checks, key=lambda check: (-len(check.tolerances), check.launch_s))
 
 
@@ -132,6 +136,7 @@ def _doubtful_tolerances(verdicts: Iterable[Verdict]) -> dict[str, float]:
             tolerances[leader] = tolerance_frac
         else:
             tolerances.setdefault(leader, tolerance_frac)
+
     return tolerances
 
 
@@ -171,6 +176,7 @@ def _version_before(context: RunContext, case: Case, metrics: AbstractSet[str]) 
         # A night that decided nothing may have had tonight's loss already.
         if outcomes & GOOD and not outcomes & _BAD_NIGHT:
             return record.engine_version
+
     return baseline.provenance.engine_version
 
 
@@ -226,6 +232,7 @@ class EngineAnswer:
         compared = self.by_metric.get(draw_of(METRICS[verdict.metric]))
         if compared is None or verdict.case_id not in self.case_ids:
             return verdict
+
         # The engine has become worse.
         if compared.outcome is Outcome.REGRESSED:
             before, tonight = self.check.change.sides
@@ -239,10 +246,12 @@ class EngineAnswer:
                 bisect=bisect,
             )
             return dataclasses.replace(verdict, outcome=Outcome.REGRESSED, reason=reason)
+
         # The gate has decided nothing.
         if compared.outcome not in GOOD:
             measured = self._measured(verdict, compared)
             return with_remark(verdict, Reason.of("engine_undecided", measured=measured))
+
         # The engine isn't worse. Without the code MACHINE_MOVED, a verdict keeps its outcome.
         kept = Reason.of(
             "engine_kept",

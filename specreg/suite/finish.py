@@ -44,6 +44,7 @@ def record_run(
     """
     folder = result.context.run_folder
     report = None
+
     # The history is written first, because the report shows this run as the last one in it.
     lines = _attempt(lambda: add_to_history(result))
     lines += _attempt(lambda: record_document(folder / VERDICT_FILE, run))
@@ -55,6 +56,7 @@ def record_run(
         problem = f"incomplete, {type(error).__name__}: {error}"
         cure = f"the verdicts stand, and {specreg_command('report')} makes it again"
         lines.append(f"report of '{folder}': {problem}; {cure}")
+
     return report, lines
 
 
@@ -79,6 +81,7 @@ def _write_report(result: RunResult, report: RunReport, folder: Path) -> list[st
     if not result.is_merged:
         write_outputs(ALWAYS, report, folder, folder)
         return []
+
     # No process of pytest has all tests of a merged run, so JUnit's file and the file of
     # pytest-benchmark are written here.
     write_outputs((*ALWAYS, "junit"), report, folder, folder)
@@ -121,6 +124,7 @@ def add_to_history(result: RunResult) -> None:
                 commit=context.commit,
             )
             records.append(run_record(origin, measurements, verdicts, settings, baseline))
+
     record_history(context.history_path, records)
 
 

@@ -37,6 +37,7 @@ def judge_again(
     plan = recorded.plan
     context = context_of(plan, root, options, folder)
     check_names(recorded, context.tier)
+
     # The run is judged as on its own night, with the tolerances of now.
     nights = context.load_history().by_case.values()
     later_nights = {

@@ -22,6 +22,7 @@ def ledger_key(case: Case, number: int, selection: Selection, context: RunContex
             it.
     """
     spec = case.server
+
     # The purpose is part of the key. A measurement of acceptance alone may stop early, but a speed
     # needs all prompts and a control. A recording may add the prompts of an extension.
     if selection.is_recording:
@@ -30,6 +31,7 @@ def ledger_key(case: Case, number: int, selection: Selection, context: RunContex
         purpose = "all"
     else:
         purpose = "acceptance"
+
     requirement = context.provision.requirement(spec)
     return Key(
         case=case.key,

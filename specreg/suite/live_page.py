@@ -52,4 +52,5 @@ class LivePage:
                 report, in_progress=f"{self.progress.case_position}, {time_now:%H:%M:%S} UTC"
             )
             write_whole(result.context.run_folder / "report.html", page.encode())
+
         self._due_ns = began_ns + _RENDERINGS_APART * (self.clock() - began_ns)

@@ -62,6 +62,7 @@ def _remark_on_memory(device: Device, memory_gib: float | None) -> str:
             "its driver doesn't report its memory, so it isn't checked whether cases fit;"
             " give it with --specreg-gpu-memory=GIB"
         )
+
     if device.memory_bytes is None:
         return f"it has no memory of its own; the machine's {memory_gib:.1f} GiB are taken for it"
     return ""

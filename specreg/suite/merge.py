@@ -87,10 +87,12 @@ def merge_shards(
     ledger = Ledger(context.run_folder / LEDGER)
     merged.fill(ledger, selection.cases_of(context.tier), context.root)
     run = _joined_run(context, selection, ledger, merged)
+
     # Say of all that no shard has measured or checked why it is missing.
     if missing_is_invalid:
         while step := next_step(ledger, run.night):
             ledger.add(merged.why_missing(step))
+
     # Copy logs and ledgers to the folder of the merged run.
     _copy_files(shards, context.run_folder)
     for shard in shards:
@@ -130,6 +132,7 @@ def _selection_of(merged: MergedShards, context: RunContext) -> Selection:
         for case_id, case_names in shard.plan.names.items():
             names.setdefault(case_id, set()).update(case_names)
         skipped.update(shard.plan.skipped)
+
     all_names = {name for case_names in names.values() for name in case_names}
     for case_ids in merged.missing.values():
         names.update(dict.fromkeys(case_ids, all_names))
@@ -167,6 +170,7 @@ def merge_workers(
         # workers. The ledger of that process is in the folder of the run.
         earlier = ShardRun(folder=context.run_folder, plan=shards[0].plan, report=shards[0].report)
         shards = [earlier, *shards]
+
     merged = merge_shards(context, shards, missing_is_invalid=missing_is_invalid, are_workers=True)
     shutil.rmtree(folder, ignore_errors=True)
     return merged
@@ -255,6 +259,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
         raise SpecregError(f"--into '{into}': is one of the shards; name another folder")
     plan = shards[0].plan
     _check_recording(plan, options)
+
     # Load the tier as the shards measured it, and check that the repository is the same.
     whole_plan = msgspec.structs.replace(
         plan,

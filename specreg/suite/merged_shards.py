@@ -98,6 +98,7 @@ class MergedShards:
             # No plan names the case, so it is one of a missing shard.
             numbers = [shard for shard, ids in self.missing.items() if case.id in ids]
             return self._not_there(numbers[0])
+
         shard = planned[-1]
         reason = shard.why_failed(case.id, check, number)
         if reason is None and shard.report is not None:
@@ -134,6 +135,7 @@ class MergedShards:
         """
         for number in self.missing:
             yield str(self._not_there(number))
+
         for shard in self.shards:
             if shard.report is None:
                 yield f"{shard.plan.name} died before it was done: '{shard.folder}'"
@@ -141,6 +143,7 @@ class MergedShards:
                 status = f"{shard.plan.name} ended with status {shard.report.run.exit_status}"
                 cause = "a test failed for another reason there, or the shard was cut short"
                 yield f"{status}, which its verdicts don't explain: {cause}"
+
         for case_id, names in self._measured_by().items():
             if len(names) > 1:
                 measured = f"{case_id}: measured by {' and '.join(names)}"

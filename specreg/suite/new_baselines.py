@@ -51,6 +51,7 @@ def record_baselines(result: RunResult, screen: Screen = LOG) -> tuple[list[str]
         recorded.append(baseline)
         if baseline.left_out:
             refused[case.id] = baseline.left_out
+
     lines = [*refused.values(), *_summary_of(result, recorded, screen)]
     failed_ids = {verdict.case_id for verdict in result.verdicts if verdict.fails}
     to_repeat = tuple(case_id for case_id in refused if case_id not in failed_ids)
@@ -91,12 +92,14 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     # Check that the measurements may become a baseline.
     context = result.context
     measurements = result.measurements_of(case)
+
     for verdict in result.verdicts_of(case.id):
         if verdict.outcome is Outcome.WRONG:
             raise BaselineError(
                 f"baseline of '{case.id}': not written, WRONG: {verdict.explanation}; record it"
                 " once its answers are right"
             )
+
     if len(measurements) < context.launches:
         count = f"{len(measurements)} of {context.launches} launches were measured"
         raise SpecregError(f"baseline of '{case.id}': not written, {count}; select the whole case")
@@ -105,6 +108,7 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     reason = (context.options.reason or "").strip()
     if not reason:
         _check_nothing_lost(result, case, measurements, history)
+
     # Find out how identical runs and launches differ.
     first = measurements[0]
     draft_sha256 = model_sha256(first.draft) if first.draft else ""
@@ -145,6 +149,7 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
         written = context.baselines_of(case).exact
         record = run_record(origin, measurements, verdicts, settings, written)
         record_history(context.history_path, [record])
+
     return recorded
 
 
@@ -198,4 +203,5 @@ def _verdicts_on(
             yield comparison
         else:
             speeds.append(Speed(metric=metric, comparison=comparison))
+
     yield from SpeedJudge(speeds, references).judge(speeds)

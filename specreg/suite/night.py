@@ -130,6 +130,7 @@ def _further(context: RunContext, selection: Selection, judge: LedgerJudge) -> F
         if context.is_part:
             return None
         return Further(wanted=judge.slower, last_number=context.launches + MORE_LAUNCHES)
+
     if context.options.launches is not None:
         # The user has chosen the number of launches.
         return None
@@ -176,6 +177,7 @@ def _judging_rule(case: Case, selection: Selection, context: RunContext) -> Stop
     except BaselineError:
         # The verdicts of the case will have this error.
         return None
+
     # The first metric of acceptance decides about the others.
     return enough_for(
         case,

@@ -249,10 +249,12 @@ def options_typed(arguments: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for field in dataclasses.fields(Options):
         parser.add_argument(flag_of(field), dest=field.name, **field.metadata["argparse"])
+
     try:
         typed, _ = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise SpecregError(f"{error}; see pytest --help") from error
+
     return Options(**vars(typed))
 
 
@@ -288,4 +290,5 @@ def options_to_repeat(options: Options, tier: str | None) -> tuple[str, ...]:
             continue
         flag = flag_of(field)
         arguments.append(flag if value is True else f"{flag}={value}")
+
     return tuple(arguments)

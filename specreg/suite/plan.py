@@ -123,6 +123,7 @@ def plan_of(
     if context.is_recording:
         reason = (context.options.reason or "").strip()
     shard_number, _ = context.options.part or (0, 0)
+
     # Sorted, because a set has no order, and equal selections must have equal plans.
     sorted_names = {case_id: tuple(sorted(names)) for case_id, names in selection.names.items()}
     return RunPlan(

@@ -110,6 +110,7 @@ def view_of_findings(findings: Sequence[PreflightFinding]) -> Parts:
         if finding.advice:
             text = f"{text}\n→ {finding.advice}"
         rows.append((StyledText(finding.state, _STYLES[finding.state]), finding.subject, text))
+
     states = [finding.state for finding in findings]
     obstacles = states.count(Severity.IN_THE_WAY)
     notes = states.count(Severity.NOTE)
@@ -183,6 +184,7 @@ def _examine_gpus(context: RunContext) -> Iterator[PreflightFinding]:
         yield _obstacle("GPUs", gpus.why_none)
     elif not gpus.devices:
         yield PreflightFinding("GPUs", f"none: {gpus.why_none}")
+
     for remark in remarks_on(gpus):
         yield PreflightFinding("GPUs", remark, state=Severity.NOTE)
     used_ids: set[str] = set()
@@ -209,6 +211,7 @@ def _examine_gpu(device: Device, *, is_used: bool) -> Iterator[PreflightFinding]
     yield PreflightFinding(subject, _facts_of(device))
     if not is_used:
         return
+
     # This process has no servers, so any process on the GPU belongs to another program.
     check_free([device], frozenset())
     check_cool([device])
@@ -240,17 +243,20 @@ def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
             "the processes that compute on it can't be listed",
             "check with nvidia-smi or amd-smi that there are none",
         )
+
     used_gib = (state.used_bytes or 0) / _GIB
     if used_gib > _EMPTY_GIB:
         yield (
             f"{used_gib:.1f} GiB of its memory are taken, but no process shows on it",
             "another container may use it; look with nvidia-smi or amd-smi on the host",
         )
+
     if device.limit_w:
         yield (
             f"limited to {device.limit_w:.0f} W, which isn't the vendor's default",
             f"its baselines have a folder of their own; to undo it, as root: {device.limit_reset}",
         )
+
     # Only NVML reports this.
     if (state.throttle_mask or 0) & _CLOCKS_SET_BY_APPLICATION:
         yield (
@@ -323,6 +329,7 @@ def _engines_needed(context: RunContext) -> Mapping[Requirement, bool]:
             requirement = context.provision.requirement(case.server)
             if requirement.package != engine_named(case.server.engine).program:
                 is_installed_already[requirement] = environment_exists(requirement)
+
     return is_installed_already
 
 
@@ -346,6 +353,7 @@ def _models_to_widen_gib(context: RunContext) -> float:
                 if spec.sizes is not None and not folder.is_dir():
                     gib = spec.sizes.target_gib if is_target else spec.sizes.draft_gib
                     sizes_gib[folder] = gib or 0.0
+
     return sum(sizes_gib.values())
 
 
@@ -378,13 +386,16 @@ def _examine_disks(context: RunContext) -> Iterator[PreflightFinding]:
     widened_gib = _models_to_widen_gib(context)
     if widened_gib:
         needs.insert(1, _need("widened models", cache_dir(), widened_gib))
+
     # What runs no containers here is a finding of `_examine_containers`.
     with contextlib.suppress(UnsupportedError):
         needs += _images_to_pull(context)
+
     # Without huggingface_hub it isn't known which models the cache has.
     if is_installed():
         models_gib = sum(gib for gib in missing_gib if gib is not None)
         needs.insert(1, _need("models", hub_cache_dir(), models_gib))
+
     # Add up what is written to each disk.
     needs_by_disk: dict[int, list[_Need]] = {}
     for need in needs:
@@ -481,6 +492,7 @@ def _examine_containers(context: RunContext) -> Iterator[PreflightFinding]:
         return
     runtime = context.provision.runtime
     yield PreflightFinding("containers", f"{runtime} {runtime.check()}")
+
     for name in names:
         image = find_image(runtime, name)
         if image is not None:
@@ -627,6 +639,7 @@ def _examine_cases(context: RunContext) -> Iterator[PreflightFinding]:
             context.provision.check([case])
         except SpecregError as error:
             refused[case.id] = str(error)
+
     tier = context.tier
     count = len(runnable_cases) - len(refused)
     says = f"{count} of {len(tier.cases)} cases of tier '{tier.name}' run here"
@@ -635,6 +648,7 @@ def _examine_cases(context: RunContext) -> Iterator[PreflightFinding]:
     else:
         advice = "follow the advice in the lines below, or choose another tier"
         yield PreflightFinding("cases", says, advice, Severity.IN_THE_WAY)
+
     for case_ids, reason in _by_reason(refused):
         yield _obstacle("cases", f"{case_ids}: {reason}")
     for case_ids, reason in _by_reason(why_unfit(context)):

@@ -35,6 +35,7 @@ def speed_spreads(
             name: value for name, value in measurement.values.items() if METRICS[name].by_launch
         }
         speeds_by_case.setdefault(measurement.case.id, []).append(speeds)
+
     spreads_by_case = dict(store.spreads_by_case)
     spreads_by_case |= {name: CaseSpreads.of(speeds) for name, speeds in speeds_by_case.items()}
     case_spreads = spreads_by_case.pop(case_id, CaseSpreads.of(()))
@@ -53,12 +54,14 @@ def more_launches_decide(metric: Metric, case: Case, launches: int, spread: Spre
     # Further launches are expected to have the same spread, which is then known better.
     freedom = spread.freedom + MAX_LAUNCHES - launches
     final_spread = dataclasses.replace(spread, freedom=freedom)
+
     # The smallest losses that a later run can detect.
     current_loss_frac = mde_of_launches(metric, RUN_LAUNCHES, launches, spread)
     final_loss_frac = mde_of_launches(metric, RUN_LAUNCHES, MAX_LAUNCHES, final_spread)
     tolerance_frac = metric.allowed_frac(case)
     if current_loss_frac <= tolerance_frac:
         return False
+
     # If the spread is only a guess, further launches may show that it is smaller.
     is_guess = spread.freedom < _KNOWN_FREEDOM
     return final_loss_frac <= tolerance_frac or is_guess
@@ -89,4 +92,5 @@ def undecided_cases(
             for metric in with_spread
         ):
             undecided_cases.append(case)
+
     return undecided_cases

@@ -29,6 +29,7 @@ def remarks_of(result: RunResult) -> Iterator[str]:
     yield from _refused_sampling(result)
     for figures in last_launches(result.figures):
         yield from workload_remarks(figures)
+
     # A recording compares with the earlier nights, and takes the noise of identical runs from them.
     history = result.context.load_history()
     if history.problem:
@@ -38,6 +39,7 @@ def remarks_of(result: RunResult) -> Iterator[str]:
     yield from _other_prompts(result.cases)
     yield from _changed_facts(result)
     yield from _packages(result)
+
     # After a run that failed or left out cases, nobody should remove baselines.
     has_failed = any(verdict.fails for verdict in result.verdicts)
     is_green = bool(result.verdicts) and not has_failed
@@ -72,6 +74,7 @@ def _other_prompts(cases: Sequence[Case]) -> Iterator[str]:
     prompts = {case.request.prompts for case in cases if case.request.matrix_prompts is not None}
     if not prompts:
         return
+
     # Show one number if all cases have the same.
     amount = counted(max(prompts), "prompt")
     if min(prompts) != max(prompts):
@@ -92,6 +95,7 @@ def _changed_facts(result: RunResult) -> Iterator[str]:
         changes = ", ".join(_changes_of(result, case))
         if changes:
             case_ids_by_changes.setdefault(changes, []).append(case.id)
+
     slower_ids = {
         verdict.case_id
         for verdict in result.verdicts
@@ -105,6 +109,7 @@ def _changed_facts(result: RunResult) -> Iterator[str]:
             other_facts.append(remark)
         else:
             hints.append(f"a speed was lost; look first at this: {remark}")
+
     yield from hints
     yield from other_facts
 

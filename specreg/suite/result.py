@@ -99,5 +99,6 @@ def shown_launch(launches: Iterable[MeasuredLaunch], case_id: str) -> MeasuredLa
     for launch in case_launches:
         if any(launch.figures is figures for figures in shown_figures):
             return launch
+
     # No figure of any launch is valid.
     return case_launches[-1]

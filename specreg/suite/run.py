@@ -169,6 +169,7 @@ class Run:
             self._end_night()
         else:
             self._ask_group(case, number)
+
         self.measurement(case, number)
         return self._verdicts(case.id)[Asked(case.id, metric.name, number)]
 
@@ -312,6 +313,7 @@ class Run:
                 retried=tuple(_retried(self.ledger, self.night.attempts)),
                 torch_version_of=lambda case: self.context.provision.torch_version(case.server),
             )
+
         return dataclasses.replace(
             shared,
             time=self.shards.time,

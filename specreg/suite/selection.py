@@ -116,6 +116,7 @@ def subjects_of(
         if is_first_launch and case.judging.speed and is_judged:
             return [BENCHMARK_METRIC]
         return []
+
     if marker == "family":
         return metrics_of(case, Family(name))
     if not is_first_launch:
@@ -140,12 +141,14 @@ def select(
     cases = {case.id: case for case, _ in tests}
     unfetched = _unfetched(cases, context) if asks_hub else {}
     skipped = dict(why_unfit(context))
+
     # If the tier is required, a model that can't be fetched is an error, not a reason to skip. But
     # with HF_HUB_OFFLINE its case is always skipped.
     if context.skips_unfetched:
         skipped = {**unfetched, **skipped}
         unfetched = {}
     skipped = {case_id: reason for case_id, reason in skipped.items() if case_id in cases}
+
     # Collect the metrics and checks of the others.
     unpowered: dict[str, str] = {}
     names: dict[str, set[str]] = {}
@@ -158,6 +161,7 @@ def select(
                 unpowered[case.id] = why_not
                 continue
         names.setdefault(case.id, set()).add(subject.name)
+
     return Selection(
         names=names,
         skipped=skipped,
@@ -223,6 +227,7 @@ def least_time_s(case: Case, selection: Selection, context: RunContext) -> float
     except BaselineError:
         # No speed is compared with a baseline that can't be read.
         return 0.0
+
     if exact is None or not exact.launches:
         return 0.0
     return case.judging.least_s

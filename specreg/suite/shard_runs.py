@@ -104,6 +104,7 @@ def load_shard(folder: Path) -> ShardRun:
         raise SpecregError(f"'{folder / PLAN}': {error.strerror}; {cure}") from error
     except OSError as error:
         raise SpecregError(f"run '{folder}': {error.strerror}; {_AGAIN}") from error
+
     has_report = PurePosixPath(FILE_NAME) in files
     return ShardRun(
         folder=folder,
@@ -172,6 +173,7 @@ def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) ->
             msgspec.convert(line.verdict, Verdict)
     except msgspec.ValidationError as error:
         raise SpecregError(f"ledger '{path}': {error}; {_AGAIN}") from error
+
     return MeasuredShard(
         folder=shard.folder,
         plan=shard.plan,

@@ -92,6 +92,7 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
         case_launch = CaseLaunch.of(case, 1)
         key = (case_launch.control, case_launch.server)
         cases_by_launches.setdefault(key, []).append(case)
+
     groups = []
     for (_, server), group_cases in cases_by_launches.items():
         estimates = [estimate_of(case, store, kind, committed) for case in group_cases]
@@ -108,6 +109,7 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
             expected_s=context.launches * (START_S[kind] + measured_s),
         )
         groups.append(group)
+
     # The id decides between equal groups, so that every machine sorts them in the same way.
     return sorted(groups, key=lambda group: (-group.gpus, -group.expected_s, group.id))
 
@@ -149,6 +151,7 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
             judging = dataclasses.replace(judging, power_s=0.0)
             measured_case = dataclasses.replace(case, control=None, judging=judging)
         estimates[case.id] = estimate_of(measured_case, context.store, kind)
+
     # Give the time of cases that are measured together to the first one of them.
     cases_s = {case_id: estimate.case_s for case_id, estimate in estimates.items()}
     started_with: set[str] = set()
@@ -158,6 +161,7 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
             started_with.update(case.id for case in group[1:])
             cases_s.update(dict.fromkeys((case.id for case in group), 0.0))
             cases_s[group[0].id] = group_s(group, estimates)
+
     # Add the time of a server's start to its first case.
     times: dict[str, ExpectedTime] = {}
     started: set[Launch] = set()
@@ -173,6 +177,7 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
             start_s=start_s,
             is_of_this_machine=estimates[case_id].is_of_this_machine,
         )
+
     return times
 
 
@@ -207,6 +212,7 @@ def list_shards(root: Path, shards: Sequence[Shard]) -> str:
         minutes = _expected_s(shard.groups) / _S_PER_MIN
         cases = " ".join(shard.case_ids) or "none"
         lines.append(f"{shard.number:>5}  {gpus:>4}  {memory:>11}  {minutes:>7.1f}  {cases}")
+
     path = root / SHARDS_FILE
     record_document(path, shards)
     return "\n".join((*lines, f"as JSON: {path}"))
@@ -244,6 +250,7 @@ def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -
         problem = "the tests of cases that share a server must run in the same worker"
         cure = "leave out --dist, or give --dist=loadgroup"
         raise SpecregError(f"pytest-xdist: {problem}; {cure}")
+
     speeds = {name for name, metric in METRICS.items() if metric.by_launch}
     selected = {name for names in selection.names.values() for name in names}
     if not context.tier.needs_gpus and speeds & selected:

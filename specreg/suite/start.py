@@ -42,6 +42,7 @@ def start_run(
     ledger = Ledger(context.run_folder / LEDGER)
     ledger.hold()
     record_document(context.run_folder / PLAN, plan_of(context, selection, shards))
+
     # Load the ledgers of all workers of the run: a worker may have died, and then its cases are
     # now those of other workers.
     whole_run_folder = context.run_folder

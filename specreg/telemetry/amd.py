@@ -61,8 +61,10 @@ class _Gpu(Probe):
         count = self._ask("amdsmi_get_energy_count")
         if count is None:
             return None
+
         # The field was called "power" before ROCm 6.1.
         ticks = count.get("energy_accumulator", count.get("power"))
+
         # On a card with two GPUs, the first one counts for both, and the second one reports 0.
         if not ticks:
             return None
@@ -141,6 +143,7 @@ def find_all(
                 devices.append(_device(smi, handle, number))
         except SensorError as error:
             hidden.append(HiddenGpu(number=number, reason=str(error)))
+
     if not devices:
         raise SensorError(hidden[0].reason)
     devices.sort(key=lambda device: device.number)
@@ -170,6 +173,7 @@ def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[De
         raise SensorError(
             f"AMD SMI: {settings} differ; set only one of them, or both to the same value"
         )
+
     selected = _selected_by_runtime(devices, variables.get(_RUNTIME_VISIBLE))
     for hip_list in set(lists.values()):
         selected = _selected_by_hip(selected, hip_list)
@@ -178,6 +182,7 @@ def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[De
         settings = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
         message = f"AMD SMI: {settings} leaves none of {len(devices)}"
         raise NoGpuError(f"{message} GPU(s); unset it, or name one that is there")
+
     return tuple(selected)
 
 
@@ -201,6 +206,7 @@ def _selected_by_runtime(devices: Sequence[Device], entries: str | None) -> list
         if len(fitting) != 1 or fitting[0] in selected:
             break
         selected += fitting
+
     return selected
 
 
@@ -223,6 +229,7 @@ def _selected_by_hip(devices: Sequence[Device], entries: str) -> list[Device]:
             break
         if fitting[0] not in selected:
             selected.append(fitting[0])
+
     return selected
 
 
@@ -245,6 +252,7 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
         # The GPUs of a process are found only once, so one of them may have been lost since.
         if device.id not in index_by_id:
             raise _gone(device)
+
     indices = ",".join(str(index_by_id[device.id]) for device in devices)
     return dict.fromkeys(_HIP_VISIBLE, indices)
 
@@ -263,6 +271,7 @@ def open_probe(device: Device) -> Probe:
         with contextlib.suppress(smi.AmdSmiException):
             if _id_of(smi, handle) == device.id:
                 return _Gpu(smi, handle)
+
     raise _gone(device)
 
 
@@ -285,6 +294,7 @@ def _library(control_node: Path) -> Any:  # noqa: ANN401 - a library that may be
             message = f"AMD SMI: '{control_node}' is there, and amdsmi can't be imported, {error}"
             raise SensorError(f"{message}; {_INSTALL}") from error
         raise NoGpuError(f"AMD SMI: amdsmi can't be imported; {_INSTALL}") from error
+
     with _mapped_errors(smi):
         smi.amdsmi_init(smi.AmdSmiInitFlags.INIT_AMD_GPUS)
     return smi

@@ -167,6 +167,7 @@ def wait_until_free(
             check_cool(devices)
             return
         time.sleep(_POLL_S)
+
     check_free(devices, our_pids, our_device_ids)
 
 
@@ -198,4 +199,5 @@ def held_bytes(count: int, variables: Mapping[str, str], pids: AbstractSet[int])
                 total_bytes += size_bytes
     except SensorError:
         return None
+
     return total_bytes

@@ -107,6 +107,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     def _full_name_of_gpus(self) -> str:
         models = "-".join(_slug(name) for name in dict.fromkeys(self.gpus))
         name = re.sub(r"\bnvidia-", "", models)
+
         # Most vendors' names contain the size of the memory.
         if self.gpu_memory_gb is not None and not re.search(r"\dgb\b", name):
             memory_gib = round(self.gpu_memory_gb * _BYTES_PER_GB / _BYTES_PER_GIB)
@@ -208,6 +209,7 @@ def current_environment(*, gpus: int) -> Environment:
             gpu_memory_gb=None if memory_bytes is None else round(memory_bytes / _BYTES_PER_GB),
             power_limit_w=_power_limit_w(devices),
         )
+
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     cores = len(os.sched_getaffinity(0))
     return Environment(kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=cores)
@@ -259,6 +261,7 @@ def find_gpus() -> Gpus:
 def _read_cpu(cpuinfo: Path) -> tuple[str, str]:
     """Return the processor's name and its widest instruction set."""
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+
     # An Arm processor has no model name here, and calls its flags features.
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     name = model.group(1).strip() if model else platform.machine()
@@ -269,6 +272,7 @@ def _read_cpu(cpuinfo: Path) -> tuple[str, str]:
         if instruction_set in features:
             widest = instruction_set
             break
+
     return name, _SHORT_INSTRUCTION_SETS.get(widest, widest)
 
 

@@ -148,6 +148,7 @@ def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> Vi
         raise NoGpuError(_message(error)) from error
     except pynvml.NVMLError as error:
         raise SensorError(_message(error)) from error
+
     # Open all GPUs.
     with _mapped_errors():
         count = pynvml.nvmlDeviceGetCount()
@@ -156,6 +157,7 @@ def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> Vi
     opened, hidden = _open_all(count)
     if not opened:
         raise SensorError(hidden[0].reason)
+
     # Select those that the process sees, and replace divided ones by their slices.
     selected = visible(opened, variables, slice_with_uuid=_slice)
     if not selected:
@@ -179,6 +181,7 @@ def _open_all(count: int) -> tuple[list[Device], list[HiddenGpu]]:
                 devices.append(_device(handle, number))
         except SensorError as error:
             hidden.append(HiddenGpu(number=number, reason=str(error)))
+
     return devices, hidden
 
 
@@ -207,6 +210,7 @@ def _with_slices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[Hi
             usable_devices.append(msgspec.structs.replace(device, memory_bytes=None))
         else:
             without_slice.append(HiddenGpu(number=device.number, reason=_WITHOUT_SLICE))
+
     return tuple(usable_devices), without_slice
 
 
@@ -220,6 +224,7 @@ def _slices_of(handle: object, number: int) -> list[Device] | None:
         slice_handle = _ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if slice_handle is not None:
             slices.append(_slice_device(slice_handle, number))
+
     return slices
 
 
@@ -283,6 +288,7 @@ def _memory(handle: object) -> tuple[int | None, bool]:
     except pynvml.NVMLError:
         # Another error, such as a missing permission, says nothing about the memory.
         return None, False
+
     is_known = 0 < memory.total <= MAX_PLAUSIBLE_MEMORY_BYTES
     return (memory.total if is_known else None), False
 
@@ -344,6 +350,7 @@ def visible(
         if device in selected:
             return ()
         selected.append(device)
+
     return tuple(selected)
 
 
@@ -356,6 +363,7 @@ def _of_number(word: str, devices: Sequence[Device], variables: Mapping[str, str
     number = number_in(word)
     if number is None or number >= len(devices):
         return None
+
     # The devices are in the order of their bus addresses. CUDA orders GPUs of several models by
     # their speed, unless it is set to this order.
     if len({device.name for device in devices}) > 1 and variables.get(_ORDER) != "PCI_BUS_ID":
@@ -366,6 +374,7 @@ def _of_number(word: str, devices: Sequence[Device], variables: Mapping[str, str
             f"{setting}: CUDA numbers GPUs of several kinds by their speed, so their order is"
             f" unknown; set {_ORDER}=PCI_BUS_ID, or name them by their UUIDs in {_VISIBLE}"
         )
+
     return devices[number]
 
 
@@ -416,6 +425,7 @@ def _power_scope(handle: object) -> tuple[Scope, str]:
         # power of the GPU alone is preferred.
         has_counter = _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) is not None
         return (scopes[-1] if has_counter else scopes[0]), ""
+
     try:
         pynvml.nvmlDeviceGetPowerUsage(handle)
     except pynvml.NVMLError_NoPermission as error:
@@ -427,6 +437,7 @@ def _power_scope(handle: object) -> tuple[Scope, str]:
         remedy = _REMEDIES.get(error.value, _USUAL_REMEDY)
         message = f"NVML: the GPU's power can't be read, {_described(error)}"
         return Scope.GPU, f"{message}; {remedy}"
+
     mode = _ask(pynvml.nvmlDeviceGetVirtualizationMode, handle)
     if mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU:
         return Scope.GPU, _VIRTUAL
@@ -451,6 +462,7 @@ def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:
     instant_mw: int | None = None
     if answers:
         average_mw, instant_mw = map(_power_value_mw, answers)
+
     # Drivers that are older than these fields answer only the older question.
     if average_mw is None and scope is Scope.GPU:
         average_mw = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)

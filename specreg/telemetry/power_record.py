@@ -96,6 +96,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     _check_sampled(trace, span)
     _check_powers(trace, span)
     name = trace.device.name
+
     # Integrate the power of the samples. The averaged power is preferred, because ten samples a
     # second of the momentary power are too few if the power swings.
     lag_ns = averaging_lag_ns(trace.samples)
@@ -109,6 +110,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
         if not summed_j:
             raise SensorError(f"{name}: reports neither power nor energy; measure another device")
         return Energy(energy_j=summed_j)
+
     # Take the reads of the counter in the span, with the nearest one outside at each end.
     moments_ns, energies_mj = np.array(reads).T
     first, end = np.searchsorted(moments_ns, span)
@@ -116,10 +118,12 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     moments_ns = moments_ns[reads_around_span]
     energies_mj = energies_mj[reads_around_span]
     start_ns, end_ns = span
+
     # Nothing can be interpolated before the first or after the last read. After this check there
     # are at least two reads, because the span has a length.
     if moments_ns[0] > start_ns or moments_ns[-1] < end_ns:
         raise SensorError(f"{name}: samples are missing at an end of the block; measure again")
+
     # Interpolate the counter at both ends.
     uncertain_ns = _uncertain_ns(name, moments_ns, energies_mj)
     _check_jumps(trace.device, moments_ns, energies_mj)
@@ -149,6 +153,7 @@ def _check_sampled(trace: PowerTrace, span: Span) -> None:
     if trace.lost_sample is not None and trace.lost_sample.at_ns < span[1]:
         raise SensorError(f"{name}: {trace.lost_sample.lost}")
     frac = missing_frac(trace, span)
+
     # In a span that is shorter than a period no sample is due, so none counts as missing.
     if not trace.samples:
         frac = 1.0
@@ -195,6 +200,7 @@ def _check_jumps(device: Device, moments_ns: np.ndarray, energies_mj: np.ndarray
         SensorError: the counter jumped.
     """
     values_mj, first_reads = np.unique(energies_mj, return_index=True)
+
     # A change may have come just after the read before it, so each has one period more.
     changes_ns = np.diff(moments_ns[first_reads]) + np.median(np.diff(moments_ns))
     if not len(changes_ns):
@@ -237,6 +243,7 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
     if (np.diff(energies_mj) < 0).any():
         problem = f"the energy counter of {name} went back, as if its driver was reloaded"
         raise SensorError(f"{problem}; measure again")
+
     # The counter never falls here, so reads with an equal value follow each other.
     _, first_reads, counts = np.unique(energies_mj, return_index=True, return_counts=True)
     last_reads = first_reads + counts - 1
@@ -328,9 +335,11 @@ def _deviation_from_counter(
     mean_powers_mw = (powers_mw[1:] + powers_mw[:-1]) / 2
     steps_mj = mean_powers_mw * steps_ns / _NS_PER_S
     summed_mj = np.concatenate(([0.0], np.cumsum(steps_mj)))
+
     # Leave out the last second, so that the same reads are compared for any lag.
     covered = moments_ns <= moments_ns[-1] - _AVERAGED_NS
     explained_mj = np.interp(moments_ns[covered] + lag_ns, moments_ns, summed_mj)
+
     # Fit a factor and an offset, because counter and power are calibrated differently.
     terms = np.column_stack((explained_mj, np.ones(len(explained_mj))))
     counted_mj = energies_mj[covered] - energies_mj[0]
@@ -359,11 +368,13 @@ def integral_j(
         power_mw = getattr(sample.state, field)
         if power_mw is not None:
             powers.append((sample.at_ns - lag_ns, power_mw))
+
     if not powers:
         return None
     moments_ns, powers_mw = np.array(powers).T
     start_ns, end_ns = span
     is_inside = (moments_ns > start_ns) & (moments_ns < end_ns)
+
     # The power at the ends of the span lies between two samples.
     grid_ns = np.concatenate(([start_ns], moments_ns[is_inside], [end_ns]))
     grid_mw = np.interp(grid_ns, moments_ns, powers_mw)
@@ -449,6 +460,7 @@ def _pids_in(lists: Sequence[tuple[int, AbstractSet[int]]], spans: Sequence[Span
         last = bisect.bisect_right(moments_ns, end_ns)
         for _, listed_pids in lists[max(first, 0) : last + 1]:
             pids |= listed_pids
+
     return pids
 
 
@@ -677,6 +689,7 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
             # A counter that agrees has shown that the sensor works.
             if energy is not None and not energy.from_counter:
                 invalid = invalid or _why_frozen(trace, span, idle_w)
+
     # Summarise the state. What no sample has stays unknown.
     states = trace.states(span)
 
@@ -702,6 +715,7 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
         mean_w = _mean_w(energy.energy_j, span)
         # The record has all fields of `Energy` under the same names.
         energy_fields = dataclasses.asdict(energy)
+
     return DeviceRecord(
         device=trace.device,
         **energy_fields,
@@ -738,6 +752,7 @@ def _why_frozen(trace: PowerTrace, span: Span, idle_w: float) -> str:
                 f"{trace.device.name}: its sensor read {power_mw / _MW_PER_W:.0f} W throughout the"
                 f" load, and as much at rest, so it stood still; {_CHECK_SENSOR}"
             )
+
     return ""
 
 

@@ -39,6 +39,7 @@ class _Package(Probe):
         except (OSError, ValueError) as error:
             message = f"'{self.counter}': can't be read any more, {error}; measure again"
             raise SensorError(message) from error
+
         if energy_uj < self._last_uj:
             self._wrapped_uj += self.range_uj
         self._last_uj = energy_uj
@@ -62,11 +63,13 @@ def find(folder: Path = POWERCAP, machine: Path = Path("/etc/machine-id")) -> tu
         name = _read(path / "name")
         if name.startswith("package"):
             packages.append((path, name))
+
     if not packages:
         raise SensorError(
             f"RAPL: no processor's energy counter in '{folder}', as in most virtual"
             " machines; measure on bare metal"
         )
+
     # The kernel numbers processors from 0 on each machine, so the id of a device also has a hash of
     # the machine's id.
     machine_id = machine.read_bytes() if machine.is_file() else b""
@@ -84,6 +87,7 @@ def find(folder: Path = POWERCAP, machine: Path = Path("/etc/machine-id")) -> tu
             why_not="" if _read(counter) else _DENIED.format(counter),
         )
         devices.append(device)
+
     return tuple(devices)
 
 

@@ -120,11 +120,13 @@ class Watch:
             The trace of each device; and why the sampler ended, empty if it is still running.
         """
         wait_s = (until_ns - time.monotonic_ns()) / _NS_PER_S + _LATER_SAMPLE_S
+
         # A sampler that works still runs after the wait, so the wait usually ends by its timeout.
         try:
             status = self.child.popen.wait(timeout=max(0.0, wait_s))
         except TimeoutExpired:
             return load_traces(self.path, self.devices), ""
+
         log_lines = self.child.last_lines().splitlines()
         last_line = log_lines[-1] if log_lines else "its log is empty"
         reason = (
@@ -187,6 +189,7 @@ def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:
                 trace.lost_sample = sample
             else:
                 trace.samples.append(sample)
+
     return traces
 
 
@@ -257,6 +260,7 @@ def main() -> None:
     """
     devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Device, ...])
     probes = [open_probe(device) for device in devices]
+
     # The sampler needs only a hundredth of a core, but at the right moments. An engine's threads
     # may keep all cores busy, so the sampler gets a higher priority if that is allowed.
     with contextlib.suppress(OSError):

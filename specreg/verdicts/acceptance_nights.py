@@ -92,9 +92,11 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
             math.nan if is_wrong else _level(metric, record.values_per_launch(metric.name))
         )
         software.append(whole_software(record.engine_version, record.draft_sha256, record.software))
+
     level_tonight = _level(metric, [tonight])
     if math.isnan(levels[0]) or math.isnan(level_tonight):
         return None
+
     # The baseline and tonight differ by the error of both.
     night_frac = max(error_frac / math.sqrt(2), _LEAST_SPREAD)
     fold = Fold(
@@ -117,6 +119,7 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
             nights=len(names) - row,
             software=(software[row - 1], (*software, {})[row]),
         )
+
     return AcceptanceNights(
         nights=int(fold.nights[0]), needed_nights=int(fold.needed_nights()[0]), lasting=lasting
     )

@@ -42,6 +42,7 @@ def weigh_changed_lengths(
             # Show the figures that the outcome comes from.
             shown = unchanged
             comment = f"with them the change is {verdict.comparison.change_frac or 0.0:+.1%}"
+
     reason = Reason.of(
         "LENGTHS_CHANGED",
         changed=len(changes),
@@ -61,9 +62,11 @@ def _joint_outcome(of_all: Outcome, of_unchanged: Outcome) -> Outcome:
             # Only one of them is IMPROVED.
             return Outcome.PASS
         return of_unchanged
+
     if of_all is Outcome.REGRESSED:
         if of_unchanged in GOOD:
             return Outcome.INCONCLUSIVE
         return of_all
+
     # A loss that the changed prompts hide is a loss.
     return of_unchanged if of_unchanged is Outcome.REGRESSED else of_all

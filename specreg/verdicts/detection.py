@@ -57,13 +57,16 @@ def detectable(
     for launches in range(1, MAX_LAUNCHES + 1):
         mde_frac_by_launches[launches] = mde_of_launches(metric, launches, recorded, spread)
     launch = Variance(value=spread.within_frac**2, freedom=spread.freedom)
+
     # A machine without a history is assumed to vary as much as usual for its kind.
     prior = GPU if kind == "gpu" else CPU
+
     # A speedup compares two servers in the same minutes, so bad hours cancel out.
     usual_frac = prior.own_frac if metric.family is Family.SPEEDUP else prior.night_frac
     between_frac = spread.between_frac or usual_frac
     between_freedom = spread.between_freedom or spread.freedom
     between = Variance(value=between_frac**2, freedom=between_freedom)
+
     # Nights differ because the machine has better and worse hours, and because launches differ.
     nights = nights_to_hold(metric, allowed_frac, sum_of(launch, between))
     return Detectable.of(mde_frac_by_launches, allowed_frac, RUN_LAUNCHES, nights)
@@ -101,6 +104,7 @@ def detects_against(
             of_prompts = detectable_acceptance(metric, allowed_frac, acceptances)
             if of_prompts is not None:
                 detectables[metric.name] = of_prompts
+
     return detectables
 
 
@@ -125,17 +129,22 @@ def detectable_acceptance(
         change = change_of_acceptance(metric, first, second)
         if change is not None:
             changes.append(change)
+
     if not changes:
         return None
     freedom = statistics.fmean(change.freedom for change in changes)
+
     # The difference of two launches has twice the variance of one launch.
     variance = statistics.fmean(change.error_frac**2 for change in changes) / 2
+
     # A run has one launch, and is compared with the mean of the recorded launches.
     error = math.sqrt(variance * (1 + 1 / len(launches)))
     unchanged = Effect(estimate_frac=0.0, error_frac=error, freedom=freedom)
+
     # If the answers of the launches differ, the recording replayed the extension too. So the level
     # is the one of the look after the extension.
     mde = mde_frac(metric, unchanged, LEVELS[Look.EXTENDED])
+
     # Acceptance hardly depends on the night, so a night varies as a launch does.
     of_launch = Variance(value=variance, freedom=freedom)
     decides = mde <= allowed_frac

@@ -217,6 +217,7 @@ def run_record(
     values = {}
     launch_values = {}
     control_values = {}
+
     # A metric may have a verdict for each launch. A dictionary names it once, and keeps the order.
     judged_names = dict.fromkeys(verdict.metric for verdict in verdicts)
     for name in judged_names:
@@ -234,6 +235,7 @@ def run_record(
             values_of_control = night_control_values(METRICS[name], launches)
             if values_of_control:
                 control_values[name] = values_of_control
+
     # Launches that measured only acceptance say nothing about the spread of speeds.
     timed_launches = [
         launch for launch in launches if any(METRICS[name].by_launch for name in launch.values)
@@ -268,6 +270,7 @@ def _is_lost(verdict: Verdict) -> bool:
     if verdict.outcome is not Outcome.REGRESSED or is_power:
         # The power of a case says nothing about its other figures.
         return False
+
     # If all cases or the control moved, the machine may be the cause. And a loss that only several
     # nights together prove changes just one of the differences from which the spread is estimated.
     return not verdict.has_code("MACHINE_MOVED", "LASTING")
@@ -288,6 +291,7 @@ def night_values(metric: Metric, launches: Iterable[Measurement]) -> list[float]
             value = acceptance_value(metric, own_prompts)
         if value is not None:
             values.append(value)
+
     return values
 
 
@@ -307,6 +311,7 @@ def night_control_values(metric: Metric, launches: Iterable[Measurement]) -> lis
         value = metric.value_of(launch.replay.control_replay)
         if value is not None and value > 0:
             values.append(value)
+
     return values
 
 
@@ -353,11 +358,13 @@ def load_history(path: Path, now: dt.datetime, case_ids: Collection[str] | None 
         return History(
             {}, f"history '{path}': {error.strerror}, so it isn't used; repair its rights"
         )
+
     case_decoder = msgspec.json.Decoder(_CaseOfLine)
     decoder = msgspec.json.Decoder(RunRecord)
     records_by_case: dict[str, dict[str, RunRecord]] = {}
     torn_lines = 0
     future_runs: list[str] = []
+
     # No name of a run that has begun is sorted after this one.
     last_name = f"{now:%Y%m%dT%H%M%S}~"
     for line in lines:
@@ -373,12 +380,14 @@ def load_history(path: Path, now: dt.datetime, case_ids: Collection[str] | None 
             future_runs.append(record.run)
             continue
         records_by_case.setdefault(record.case_id, {})[record.run] = record
+
     problems = []
     if torn_lines:
         problems.append(f"{torn_lines} line(s) can't be read")
     if future_runs:
         problems.append(f"{len(future_runs)} line(s) are of the future, such as {future_runs[0]}")
     problem = f"history '{path}': {', and '.join(problems)}; the rest is used" if problems else ""
+
     # The lines of another machine or branch may have been appended later than those after them.
     by_case = {
         case_id: tuple(records[run] for run in sorted(records)[-_MOST_NIGHTS:])
@@ -425,6 +434,7 @@ def noise_of(identical: Sequence[RunRecord], spreads: Mapping[str, Spread]) -> d
             between_variance = max(total_variance - within_variance, 0.0)
             between_frac = math.sqrt(between_variance)
             noise_by_metric[name] = Noise(between_frac=between_frac, runs=len(runs))
+
     return noise_by_metric
 
 

@@ -77,6 +77,7 @@ def judge_acceptance(
         )
         if verdict.outcome is not Outcome.INCONCLUSIVE:
             return verdict
+
     obstacle = find_obstacle(metric, evidence)
     if obstacle is not None:
         return not_compared(metric, evidence, obstacle)
@@ -113,6 +114,7 @@ def outcome_of(
         if low_frac > tolerance_frac:
             return Outcome.IMPROVED
         return Outcome.PASS
+
     # A proven loss that is smaller than the tolerance is tolerated, so the estimate counts too.
     has_lost = high_frac < 0 and change_frac < -tolerance_frac
     has_gained = two_sided and low_frac > 0 and change_frac > tolerance_frac
@@ -158,6 +160,7 @@ def judge_effect(
     low, high = effect.bounds(level)
     low_frac = to_frac(metric, low)
     high_frac = to_frac(metric, high)
+
     # The loss level is stricter if the run judges many cases, so that chance rarely shows a loss in
     # any of them. A PASS keeps `level`, because it speaks of its own figure only. But the lower end
     # of a two-sided metric can prove a loss too, so there a PASS needs the loss level as well.
@@ -208,6 +211,7 @@ def tolerance_of(metric: Metric, case: Case, baselines: CaseBaselines) -> float:
     published_frac = baselines.published.tolerance_frac
     if published_frac is None or value is None or value <= metric.origin:
         return wider_frac
+
     # The tolerance of a publication is a share of AL, and ours is a share of AL - 1.
     converted_frac = published_frac * value / (value - metric.origin)
     if converted_frac >= 1:
@@ -239,6 +243,7 @@ def not_compared(metric: Metric, evidence: BaselineComparison, obstacle: Obstacl
         else:
             remedy = f"record one with\n  {record_command((measurement.case.id,), options)}"
         reason = dataclasses.replace(reason, remedy=remedy)
+
     return Verdict(
         case_id=measurement.case.id,
         metric=metric.name,
@@ -280,11 +285,13 @@ def _obstacle_of_figure(metric: Metric, evidence: BaselineComparison) -> Obstacl
         if power.too_short:
             reason = Reason(code="power_too_short", text=power.too_short)
             return Obstacle(Outcome.NOT_COMPARABLE, reason)
+
     is_absent = metric.name not in evidence.measurement.values
     if is_absent and metric.counters:
         # Servers of other versions may lack a counter, by which they became no worse.
         reason = Reason.of("not_counted", whose="the server's")
         return Obstacle(Outcome.NOT_COMPARABLE, reason)
+
     if is_absent:
         return Obstacle(Outcome.INVALID, _ABSENT[metric.family])
     return None
@@ -299,6 +306,7 @@ def _invalidity_of(metric: Metric, evidence: BaselineComparison) -> Reason | Non
         low_clock = clock_invalidity(evidence.launches, evidence.baselines.exact)
         if low_clock is not None:
             return low_clock
+
     if metric.family is Family.POWER and measurement.replay and measurement.replay.power:
         return measurement.replay.power.invalid
     return None
@@ -321,12 +329,14 @@ def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obsta
             published=_published(metric, baselines),
         )
         return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+
     if baselines.baseline is not None:
         settings = without_num_prompts(baselines.settings)
         differing = differing_settings(baselines.baseline.case, settings)
         if differing:
             reason = Reason.of("settings_changed", differing=differing)
             return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+
     # Acceptance is compared prompt by prompt, so fewer prompts are enough for it. A speed or power
     # is a figure of the whole load, and a method that learns on a fresh server depends on every
     # prompt.
@@ -336,6 +346,7 @@ def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obsta
         replayed = counted(baselines.settings.num_prompts, "prompt")
         reason = Reason.of("fewer_prompts", prompts=replayed, figure=figure)
         return Obstacle(Outcome.NOT_COMPARABLE, reason)
+
     return None
 
 
@@ -362,11 +373,13 @@ def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obs
             return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
         reason = Reason.of("not_in_baseline", metric=metric.name)
         return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+
     measured = evidence.measurement.acceptance
     baseline = evidence.baselines.baseline
     recorded = baseline.acceptance if baseline else None
     if measured is None or recorded is None:
         return None
+
     # Two sources that count the same steps may be compared if the baseline has counts for single
     # prompts or rounds, because the same prompts are then compared on both sides.
     has_parts = bool(recorded.prompts or recorded.rounds)
@@ -379,6 +392,7 @@ def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obs
             recorded=f"{recorded.source} ({recorded.view})",
         )
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
+
     return _obstacle_of_nothing_accepted(metric, evidence)
 
 
@@ -397,6 +411,7 @@ def _obstacle_of_nothing_accepted(metric: Metric, evidence: BaselineComparison) 
         # If this run accepts drafts, recording it helps.
         lacks = Lack.BASELINE if measured is not None and measured.total.accepted else None
         return Obstacle(Outcome.NO_BASELINE, Reason.of("nothing_accepted", nothing=nothing), lacks)
+
     if metric.position and acceptance_value(metric, acceptance) == 0:
         reason = Reason.of("position_unused", position=metric.position)
         return Obstacle(Outcome.NOT_COMPARABLE, reason)
@@ -418,6 +433,7 @@ def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle
             source=source,
         )
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
+
     if not baselines.exact.launches:
         reason = Reason.of("acceptance_recorded_alone", quantity=metric.quantity)
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
@@ -425,6 +441,7 @@ def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle
         # The metric is newer than the baseline, so its case has lost nothing by it.
         reason = Reason.of("not_recorded_yet", metric=metric.name, source="baseline")
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
+
     if metric.family is not Family.SPEEDUP and is_attached(baselines.options):
         return Obstacle(Outcome.NOT_COMPARABLE, Reason.of("attached"))
     if metric.family is Family.POWER and evidence.device_difference:
@@ -504,6 +521,7 @@ def _judge_ratio(
             shared_ids = set(evidence.measured.prompt_ids)
             reason = _where_lost(metric, measured.only(shared_ids), recorded.only(shared_ids))
             verdict = dataclasses.replace(verdict, reason=reason)
+
     return verdict
 
 
@@ -512,11 +530,13 @@ def _undecided_acceptance(verdict: Verdict, evidence: BaselineComparison) -> Ver
     comparison = verdict.comparison
     prompts = len(evidence.measured.prompt_ids) if evidence.measured is not None else 0
     ratio = (comparison.mde_frac or 0.0) / (comparison.tolerance_frac or 1.0)
+
     # The error falls with the square root of the number of prompts. The advice is to double them
     # at least, because a smaller change would hardly help.
     needed_prompts = max(2.0, ratio**2) * prompts
     remedy = f"raise {evidence.baselines.prompts_setting} to about {needed_prompts:.0f}"
     reason = undecided_reason(comparison, counted(prompts, "prompt"), remedy)
+
     # Further launches replay the same prompts, so no number of them would decide.
     return dataclasses.replace(verdict, reason=reason, needed_launches=0, needed_nights=0)
 
@@ -534,6 +554,7 @@ def _judge_by_nights(metric: Metric, verdict: Verdict, nights: AcceptanceNights 
         return dataclasses.replace(
             verdict, outcome=Outcome.REGRESSED, reason=reason, since=since, needed_nights=None
         )
+
     if verdict.outcome is not Outcome.INCONCLUSIVE or verdict.reason is None:
         return verdict
     reason = with_outlook(
@@ -563,6 +584,7 @@ def with_outlook(reason: Reason, effort: str, needed_nights: int, night: int) ->
     else:
         clause = f"not even {MOST_NIGHTS} nights would tell"
         remedy = f"raise its tolerance in the tier, add it to 'shown' there, or {effort}"
+
     return dataclasses.replace(reason, text=f"{reason.text}; {clause}", remedy=remedy)
 
 
@@ -620,6 +642,7 @@ def _describe_other_counting(evidence: BaselineComparison) -> Reason | None:
         changes = f"model runner {recorded_runner or 'unknown'} -> {runner or 'unknown'}: "
     elif version != recorded_version:
         changes = f"engine {recorded_version} -> {version}: "
+
     difference = evidence.counting_difference.description
     return Reason.of("counted_differently", versions=changes, difference=difference)
 
@@ -658,6 +681,7 @@ def _where_lost(
             old_text = metric.render_ratio(old_value - metric.origin, digits=3)
             new_text = metric.render_ratio(new_value - metric.origin, digits=3)
             by_category.append(f"{category} {old_text} -> {new_text}")
+
     if by_category:
         subject = "accepted drafts by category" if metric.origin else "by category"
         parts.append(f"{subject}: {', '.join(by_category)}")
@@ -674,6 +698,7 @@ def _where_lost(
         if by_draft:
             listed = ", ".join(by_draft)
             parts.append(f"by draft, where those before it were accepted: {listed}")
+
     if not parts:
         return None
     return Reason.of("where_lost", places="; ".join(parts))
@@ -689,6 +714,7 @@ def unreadable_baseline(metric: Metric, launch: Measurement, error: BaselineErro
         outcome = Outcome.INVALID
         reason = invalidity
         lacks = None
+
     return Verdict(
         case_id=launch.case.id,
         metric=metric.name,

@@ -61,6 +61,7 @@ def follow(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
             draw = (verdict.case_id, leader_name)
             if draw not in leaders or verdict.metric == leader_name:
                 leaders[draw] = verdict
+
     first_positions = {
         verdict.case_id: verdict
         for verdict in verdicts
@@ -75,6 +76,7 @@ def follow(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
             followed.append(_follow_leader(verdict, leaders[draw], first_positions))
         else:
             followed.append(verdict)
+
     return tuple(followed)
 
 
@@ -96,6 +98,7 @@ def _follow_leader(
     first_position = first_positions.get(verdict.case_id)
     if verdict.metric == leader.metric or _is_later_loss(verdict, first_position):
         return verdict
+
     # A figure that kept its tolerance keeps its outcome if its leader has a loss, because it helps
     # to find the cause: if only the second draft became worse, the PASS of the first position shows
     # it.
@@ -107,6 +110,7 @@ def _follow_leader(
         if leader.reason is not None:
             text = f"{reason.text}: {leader.reason.text}"
             reason = dataclasses.replace(leader.reason, text=text)
+
     return dataclasses.replace(
         verdict,
         outcome=leader.outcome,

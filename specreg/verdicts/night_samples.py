@@ -62,6 +62,7 @@ def samples_of(
         known.sort(key=lambda sample: sample.began_s)
         known[:1] = [dataclasses.replace(sample, starts_level=True) for sample in known[:1]]
         samples += known
+
     return samples
 
 
@@ -132,6 +133,7 @@ def sample_of(  # noqa: PLR0913 - what a sample consists of
         control_values: the value of the control on each launch; empty without one.
     """
     controls: tuple[float, ...] = ()
+
     # A speedup is a ratio to the control, in which a change of the machine cancels out.
     if metric.family is not Family.SPEEDUP:
         controls = level_of(control_values, sign=metric.sign, origin=metric.origin)

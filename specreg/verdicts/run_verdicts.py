@@ -33,6 +33,7 @@ def acceptance_on_launch(metric: Metric, launch: Measurement, references: Refere
         evidence = compare((launch,), references.baselines_of(launch.case))
     except BaselineError as error:
         return unreadable_baseline(metric, launch, error)
+
     verdict = judge_acceptance(
         metric,
         evidence,

@@ -147,6 +147,7 @@ def run_selftest(trials: int = 300) -> tuple[str, bool]:
         lines.append(
             f"{loss.name:44}{passed:>7.1%}{undecided:>14.1%}{regressed:>11.1%}{used_frac:>9.0%}"
         )
+
     return "\n".join(lines), is_within
 
 
@@ -162,6 +163,7 @@ def is_within_limits(
     """
     trials = sum(outcomes.values())
     passed, undecided, regressed = _counts(outcomes)
+
     # An extended case measures twice its prompts, so the excess is the number of extended cases.
     extended = round((used_frac - 1) * trials)
     counts_and_limits = (
@@ -172,6 +174,7 @@ def is_within_limits(
         (extended, max(loss.most_used_frac - 1, 0.0)),
     )
     is_within = all(count <= most_by_chance(trials, frac) for count, frac in counts_and_limits)
+
     # A limit above 1 is a limit on extended cases, which has been checked above.
     uses_few_prompts = loss.most_used_frac > 1 or used_frac <= loss.most_used_frac
     return is_within and uses_few_prompts
@@ -192,6 +195,7 @@ def most_by_chance(trials: int, frac: float) -> int:
         below += ways * frac**hits * (1 - frac) ** misses
         if below >= 1 - _ONCE_IN_A_THOUSAND:
             return hits
+
     return trials
 
 
@@ -224,6 +228,7 @@ def try_loss(loss: AcceptanceLoss, trials: int, world: "World") -> tuple[Counter
             used_frac += len(launch.acceptance.prompts) / case.request.prompts
         verdict = world.judged(launch, baselines)
         outcomes[verdict.outcome] += 1
+
     return outcomes, used_frac / trials
 
 
@@ -266,6 +271,7 @@ class World:
         is_enough = enough_for(
             case, _ACCEPTANCE_LENGTH, baselines, may_stop_early=True, cases=CASES
         )
+
         # If the case's own prompts don't decide it, the case is extended to all prompts drawn.
         look = Look.EXTENDED
         for part in range(1, PARTS + 1):
@@ -276,6 +282,7 @@ class World:
                 look = part_look
                 record = part_record
                 break
+
         return dataclasses.replace(measured_prompts(case, record), look=look)
 
     def judged(self, launch: Measurement, baselines: CaseBaselines) -> Verdict:
@@ -297,12 +304,14 @@ class World:
             shift: by how much all logits differ, 0 or less for a loss.
         """
         columns = []
+
         # For each prompt, the number of steps that have accepted all drafts so far.
         alive = np.full(len(logit_offsets), self._steps)
         for rate in RATES:
             # A draft can only be accepted in a step that has accepted all drafts before it.
             alive = self._random.binomial(alive, accepted_frac(rate, logit_offsets, shift))
             columns.append(alive.tolist())
+
         prompts = []
         for number, position_counts in enumerate(zip(*columns, strict=True)):
             prompt = PromptAcceptance(
@@ -313,6 +322,7 @@ class World:
                 completion_tokens=1 + self._steps + sum(position_counts),
             )
             prompts.append(prompt)
+
         return _record(prompts)
 
 
@@ -375,6 +385,7 @@ def shift_of(loss_frac: float) -> float:
 
     low = -5.0
     high = 0.0
+
     # Each of the 50 steps halves the interval, so its ends differ by less than 1e-14 in the end.
     for _ in range(50):
         middle = (low + high) / 2
@@ -383,6 +394,7 @@ def shift_of(loss_frac: float) -> float:
             high = middle
         else:
             low = middle
+
     return high
 
 

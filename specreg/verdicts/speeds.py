@@ -104,6 +104,7 @@ def compare_speed(
         comparison = compare((*earlier, launches[-1]), references.baselines_of(launches[-1].case))
     except BaselineError as error:
         return unreadable_baseline(metric, launches[-1], error)
+
     obstacle = find_obstacle(metric, comparison)
     if obstacle is not None:
         return not_compared(metric, comparison, obstacle)
@@ -196,6 +197,7 @@ class SpeedJudge:
             if sample.logs:
                 machine = self._references.machine_of(speed.case.id)
                 by_machine.setdefault(machine, []).append(sample)
+
         return by_machine
 
     def _software(self, launch: Measurement) -> SoftwareItems:
@@ -212,11 +214,13 @@ class SpeedJudge:
             return not_compared(speed.metric, speed.comparison, obstacle)
         else:
             verdict = _render(speed, by_nights)
+
         if speed.failure is not None and verdict.outcome is Outcome.INCONCLUSIVE:
             reason = Reason.of(
                 "further_launch_failed", outcome=verdict.outcome, failure=speed.failure
             )
             return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
+
         return soften(verdict, self._references)
 
 
@@ -249,6 +253,7 @@ def _earlier_samples(
             references.history.of(case_id),
             controls.get(case_id),
         )
+
     # A run of the past may be judged by a baseline that was recorded since then.
     samples = [
         dataclasses.replace(sample, began_s=-math.inf)
@@ -261,6 +266,7 @@ def _earlier_samples(
         return [
             sample for sample in samples if sample.starts_level or sample.machine in {machine, ""}
         ]
+
     return samples
 
 
@@ -310,6 +316,7 @@ def _render(speed: Speed, by_nights: SpeedVerdict) -> Verdict:
             "other_card", difference=comparison.card_difference, allowed_frac=_OTHER_CARD_FRAC
         )
         return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
+
     if outcome is Outcome.INCONCLUSIVE:
         verdict = _undecided(verdict, evidence)
     if outcome in {Outcome.PASS, Outcome.INCONCLUSIVE, Outcome.IMPROVED}:
@@ -436,6 +443,7 @@ def _judge_standstill(speed: Speed) -> Verdict:
         if len(values) >= _FEWEST_LAUNCHES:
             outcome = Outcome.REGRESSED if speed.metric.sign > 0 else Outcome.IMPROVED
             reason = None
+
     change_frac = -1.0 * speed.metric.sign
     return Verdict(
         case_id=speed.case.id,

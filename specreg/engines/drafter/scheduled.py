@@ -47,8 +47,10 @@ class ScheduledDrafter:
 
         schedule = os.environ["SCHEDULED_ACCEPTED"].split(",")
         self._schedule = tuple(map(int, schedule))
+
         # The longest answer so far, by the ids of its prompt.
         self._answers: dict[tuple[int, ...], list[int]] = {}
+
         # The length of the prompt, by the ids of the whole text so far: the prompt and its answer.
         self._prompt_tokens: dict[tuple[int, ...], int] = {}
 
@@ -82,6 +84,7 @@ class ScheduledDrafter:
         if not new_tokens:
             # A part of the prompt hasn't been read yet.
             return []
+
         # Find out how long the prompt is. vLLM doesn't say which request a text belongs to, so the
         # text of the step before is looked up. If it isn't known, it is the prompt itself. Two
         # greedy requests with the same text get the same answer and needn't be told apart.
@@ -89,16 +92,19 @@ class ScheduledDrafter:
         text_before = text[:-new_tokens]
         prompt_tokens = self._prompt_tokens.get(text_before, len(text_before))
         self._prompt_tokens[text] = prompt_tokens
+
         # Keep the longest answer to the prompt.
         answer = self._answers.setdefault(text[:prompt_tokens], [])
         emitted_tokens = len(text) - prompt_tokens
         if emitted_tokens > len(answer):
             answer[:] = text[prompt_tokens:]
+
         # Draft how the answer goes on, with wrong tokens after those that should be accepted.
         end = emitted_tokens + self._draft_tokens
         drafts = answer[emitted_tokens:end]
         step = step_after(emitted_tokens, self._schedule)
         accepted = self._schedule[step % len(self._schedule)]
+
         # The next id is certainly another token than the target's own.
         spoiled = [(token_id + 1) % self._vocabulary for token_id in drafts[accepted:]]
         return [*drafts[:accepted], *spoiled]

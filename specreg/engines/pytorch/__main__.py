@@ -15,6 +15,7 @@ def main() -> None:
         from specreg.engines.pytorch.server import App  # noqa: PLC0415
 
         app = App(load_models(options), options).application()
+
     web.run_app(app, host="127.0.0.1", port=options.port, shutdown_timeout=0.5, access_log=None)
 
 

@@ -98,6 +98,7 @@ class _Totals:
                 if step.finish_reason is not None and answer_tokens > 1:
                     itl_ns = (end_ns - first_ns) / (answer_tokens - 1)
                     self.itls_ns.append(itl_ns)
+
         self.ttfts_ns += [first_ns - start_ns] * len(tokens)
         self.duration_ns += end_ns - start_ns
         self.energy_j += end_j - start_j
@@ -130,6 +131,7 @@ def measure_batches(
         totals.measure_batch(decode, batch, clock, energy_j)
     seconds = totals.duration_ns / _NS_PER_S
     emitted_tokens = sum(len(step.token_ids) for step in totals.steps)
+
     # Steps that drafted nothing, such as the first of each request, have no acceptance.
     drafting = [step for step in totals.steps if step.drafted]
     accepted = sum(step.accepted for step in drafting)
@@ -182,6 +184,7 @@ def render_table(rows: Sequence[tuple[str, int, FiguresByName]]) -> str:
                 cell = f"{value:.{digits}f}"
             cells.append(cell)
         lines.append(f"| {' | '.join(cells)} |")
+
     if all(figures["power_w"] is None for *_, figures in rows):
         lines += ["", _NO_POWER]
     return "\n".join(lines)
@@ -219,6 +222,7 @@ def cpu_energy_j(folder: Path = Path("/sys/class/powercap")) -> Iterator[float]:
     counters = [zone / "energy_uj" for zone in zones]
     before_uj = [0] * len(zones)
     wrapped_uj = 0
+
     # Many kernels let only root read these counters, because they can reveal what is computed.
     while counters and all(os.access(counter, os.R_OK) for counter in counters):
         reading_uj = [int(counter.read_text()) for counter in counters]
@@ -261,6 +265,7 @@ def main() -> None:
             for batch_requests in options.batch:
                 figures = _measure_method(engine_options, options, batch_requests)
                 rows.append((method, batch_requests, figures))
+
     print(render_table(rows))  # noqa: T201 - the table is the output
 
 
@@ -285,6 +290,7 @@ def _measure_method(
             seed=seed,
         )
         jobs.append(build_job(chat, models.tokenizer, engine_options.context_tokens))
+
     # Warm up, because the first passes are slow. The prompt has one token, so that a store of
     # n-grams learns next to nothing from it.
     warm_up = Job(prompt=jobs[0].prompt[:1], output_cap_tokens=8)

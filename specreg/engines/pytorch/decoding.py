@@ -81,6 +81,7 @@ class Row:
                 delivered = new_ids[:count]
                 finish_reason = "stop"
                 break
+
         # The end of the answer cuts the delivered tokens only. The step counts all accepted drafts,
         # as in vLLM, because acceptance is what the verifier accepts.
         self.context.extend(new_ids)
@@ -186,6 +187,7 @@ class ModelDrafter(Drafter):
         unread = []
         for row, read_ids in zip(rows, self._read_ids, strict=True):
             unread.append(row.context[len(read_ids) :])
+
         # Draft a token of each row in each pass of the model.
         drafted: list[list[int]] = [[] for _ in rows]
         drawn_from: list[list[FloatArray]] = [[] for _ in rows]
@@ -210,11 +212,13 @@ class ModelDrafter(Drafter):
             for index, limit in enumerate(limits):
                 if depth + 1 < limit:
                     unread[index] = drafted[index][depth:]
+
         drafts = []
         for ids, row_distributions in zip(drafted, drawn_from, strict=True):
             # Greedy drafts aren't drawn, so they have no distributions.
             distributions = np.stack(row_distributions) if row_distributions else None
             drafts.append(Draft(token_ids=tuple(ids), distributions=distributions))
+
         return drafts
 
     def _forget_wrong_tokens(self, rows: Sequence[Row]) -> None:
@@ -228,6 +232,7 @@ class ModelDrafter(Drafter):
             right_tokens = sum(itertools.takewhile(bool, is_equal))
             wrong_tokens.append(len(read_ids) - right_tokens)
             del read_ids[right_tokens:]
+
         self._reader.forget(wrong_tokens)
 
     def keep(self, indices: Sequence[int]) -> None:
@@ -265,6 +270,7 @@ def load_models(options: argparse.Namespace) -> Models:
         UnsupportedError: a model's cache can't be rolled back, or the devices can't be divided.
     """
     draft_name = options.draft_model
+
     # Check the models by their configurations first, because reading weights takes long.
     tokenizer = check_models(options.model, draft_name, options.context_tokens)
     target_devices = draft_devices = options.device or (default_device(),)
@@ -276,9 +282,11 @@ def load_models(options: argparse.Namespace) -> Models:
             options.gpu_ratio,
             lambda: (num_parameters(options.model), num_parameters(draft_name)),
         )
+
     target = load_model(options.model, options.dtype, *target_devices)
     if draft_name is not None:
         draft = load_model(draft_name, options.dtype, *draft_devices)
+
     # The store belongs to the server: each batch adds to it.
     store = NGramStore()
     drafters: Mapping[str, Callable[[int], Drafter]] = {
@@ -303,12 +311,14 @@ def load_models(options: argparse.Namespace) -> Models:
 def _stop_ids(target: Model, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the token ids that end a text, by the tokenizer and by the generation config."""
     stop_ids = {tokenizer.eos_token_id}
+
     # A generation config names one token, several or none.
     configured = target.generation_config.eos_token_id
     if isinstance(configured, list):
         stop_ids.update(configured)
     else:
         stop_ids.add(configured)
+
     return frozenset(stop_ids - {None})
 
 

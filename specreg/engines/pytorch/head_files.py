@@ -47,6 +47,7 @@ def load_head(
     except ModelError as error:
         advice = "choose a head of this target, or run without the oracle"
         raise ModelError(f"head '{name}': {error}; {advice}") from error
+
     longest_tokens = max(len(text.ids) for text in question.texts)
     check_context(name, config, longest_tokens)
     head.to(target.device, target.dtype).eval()

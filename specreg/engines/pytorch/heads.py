@@ -121,6 +121,7 @@ def rotate(states: Tensor, positions: Tensor, base: float) -> Tensor:
     exponents = evens.float() / channels
     frequencies = 1 / base**exponents
     half_angles = positions[:, None].float() * frequencies[None]
+
     # As in Llama, channel i is turned together with channel i + channels / 2.
     angles = half_angles.repeat(1, 2)
     first, second = states.chunk(2, -1)
@@ -186,6 +187,7 @@ class Attention(nn.Module):
         later_steps = step_cache[1:]
         anchors = query.shape[-2]
         scale = math.sqrt(query.shape[-1])
+
         # Of step 0 an anchor reads all anchors up to itself; of a later step it reads only itself.
         masked = query.new_full((anchors, anchors), _MASKED_SCORE)
         mask = torch.triu(masked, 1)
@@ -194,6 +196,7 @@ class Attention(nn.Module):
         for key, _ in later_steps:
             products = query * key
             all_scores.append(products.sum(-1, keepdim=True) / scale)
+
         # One softmax over both kinds of scores: the weights of an anchor add up to 1.
         weights = torch.softmax(torch.cat(all_scores, -1), -1)
         widths = [anchors, *[1] * len(later_steps)]
@@ -278,6 +281,7 @@ class Head(nn.Module):
             after = embeddings[:, step : step + anchors]
             hidden = self.step(after, hidden, step, step_cache)
             states.append(hidden)
+
         return states
 
     def step(self, after: Tensor, hidden: Tensor, step: int, step_cache: StepCache) -> Tensor:
@@ -341,8 +345,10 @@ class ParallelEagle3Head(Eagle3Head):
         """Return each step's logits. `hidden` has three concatenated streams of the target."""
         first = embeddings[:, : hidden.shape[1]]
         step_cache: StepCache = []
+
         # Step 0 reads what EAGLE-3 reads there.
         states = [self.step(first, self.fc(hidden), 0, step_cache)]
+
         # The later steps read nothing that has been drafted.
         masks = self.mask.expand_as(first)
         unknown = self.fc(self.mask_hidden).expand_as(first)
@@ -432,6 +438,7 @@ class DFlashHead(Head):
     def __init__(self, config: DFlashConfig, embeddings: Tensor) -> None:
         """Take the mask's embedding from the target's, `[vocabulary, hidden]`."""
         super().__init__()
+
         # The configuration counts layers from 0; `layers_read` counts those that have been run.
         self.layers_read = [layer + 1 for layer in config.dflash_config.target_layer_ids]
         width_read = len(self.layers_read) * config.hidden_size
@@ -452,6 +459,7 @@ class DFlashHead(Head):
         positions = torch.arange(hidden.shape[1], device=hidden.device)
         next_tokens = embeddings[:, : hidden.shape[1]]
         masks = [self.mask.expand_as(next_tokens)] * drafted
+
         # The block of an anchor consists of the token after it and a mask for each drafted token.
         block = [next_tokens, *masks]
         for layer in self.layers:
@@ -471,6 +479,7 @@ class DFlashHead(Head):
                 normed = layer.post_attention_layernorm(attended)
                 next_block.append(attended + layer.mlp(normed))
             block = next_block
+
         # The token after the anchor isn't drafted, so its state isn't returned.
         return [self.norm(states) for states in block[1:]]
 
@@ -485,6 +494,7 @@ class ObservedTarget:
         self.model = model
         self._aux_layers = aux_layers
         self._streams: dict[int, Tensor] = {}
+
         # The input of a stage is the output of the layers before it. The hidden states that
         # transformers returns can't be used, because the last one is already normed.
         stages = [*model.model.layers, model.model.norm]

@@ -53,6 +53,7 @@ def load_model(name: str, dtype: str, *devices: str) -> Model:
         free_bytes = {
             torch.device(device).index: torch.cuda.mem_get_info(device)[0] for device in devices
         }
+
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             name,
@@ -69,6 +70,7 @@ def load_model(name: str, dtype: str, *devices: str) -> Model:
     except _UNREADABLE as error:
         message = f"model '{name}': can't be loaded, {_in_one_line(error)}; check name and dtype"
         raise ModelError(message) from error
+
     # transformers fills missing weights with random numbers and goes on.
     mismatched_keys = {key for key, *_ in loading["mismatched_keys"]}
     uninitialized_keys = sorted(mismatched_keys.union(loading["missing_keys"]))
@@ -79,12 +81,14 @@ def load_model(name: str, dtype: str, *devices: str) -> Model:
             " weights and configuration of one model"
         )
         raise ModelError(message)
+
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
         message = (
             f"model '{name}': its cache can't be rolled back, because it holds something else than"
             " the keys and values of all tokens (a sliding window, a state); choose another model"
         )
         raise UnsupportedError(message)
+
     return model.eval()
 
 
@@ -112,6 +116,7 @@ def check_models(target: str, draft: str | None, needed_tokens: int) -> Tokenize
             " target's family"
         )
         raise ModelError(message)
+
     check_context(draft, draft_config, needed_tokens)
     return tokenizer
 

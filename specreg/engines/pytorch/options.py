@@ -70,6 +70,7 @@ def divide_devices(
             " --device, or set parallel.pipeline in the tier"
         )
         raise UnsupportedError(message)
+
     most_devices = len(devices) - 1
     if placement == "separate":
         target_devices = most_devices
@@ -79,6 +80,7 @@ def divide_devices(
         # Each model gets at least one device, however small it is.
         target_devices = max(round(len(devices) * share_frac), 1)
         target_devices = min(target_devices, most_devices)
+
     return tuple(devices[:target_devices]), tuple(devices[target_devices:])
 
 

@@ -91,6 +91,7 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
             logits, text_accepted = read(text, torch.tensor([text.ids], device=device))
             accepted.append(text_accepted)
             gaps_nats.append(_gap_nats(logits[0], text))
+
     return OracleAnswer(accepted=tuple(accepted), gaps_nats=tuple(gaps_nats))
 
 
@@ -104,10 +105,12 @@ def _gap_nats(logits: Tensor, text: TokenizedText) -> float:
     answer = torch.tensor(text.ids[answer_start:answer_end], device=logits.device)
     if not len(answer):
         return 0.0
+
     # The logits at a position are those for the token at the next position.
     answer_logits = logits[answer_start - 1 : answer_end - 1].double()
     best_logits = answer_logits.max(-1).values
     answered_logits = answer_logits.gather(-1, answer[:, None])[:, 0]
+
     # At one position two log-probabilities differ as much as their logits: the same number, the
     # logarithm of the sum, is subtracted from both.
     gaps = best_logits - answered_logits
@@ -183,6 +186,7 @@ def parallel_reader(draft: Model, question: Question, target: Model) -> Read:
         ModelError: the draft has no mask.
     """
     mask_id = getattr(draft.config, "pard_token", None)
+
     # In Python a boolean is an integer too.
     is_id = isinstance(mask_id, int) and not isinstance(mask_id, bool)
     if mask_id is None or not is_id or not 0 <= mask_id < draft.config.vocab_size:
@@ -225,6 +229,7 @@ def head_reader(head: heads.Head, question: Question, target: Model) -> Read:
         anchors = ids.shape[1] - question.draft_tokens - 1
         drafted_states = head.unroll(hidden[:, :anchors], embeddings[:, 1:], question.draft_tokens)
         choices = [output(states)[0].argmax(-1) for states in drafted_states]
+
         # The anchor of a step is two positions before the one at which the step begins, because a
         # head makes the first draft from the anchor's state and the token after the anchor.
         return logits, _accepted(choices, ids[0], 2)
@@ -274,6 +279,7 @@ def _walk_trees(
         right; 0 if no step of the answer begins there.
     """
     accepted = [0] * len(text.ids)
+
     # The prefill emits the first token of the answer, without drafts.
     position = text.prompt_tokens + 1
     answer_end = text.prompt_tokens + text.output_tokens
@@ -286,6 +292,7 @@ def _walk_trees(
         accepted[position] = right_drafts
         # The target adds a token of its own after the accepted drafts.
         position += right_drafts + 1
+
     return tuple(accepted)
 
 
@@ -320,6 +327,7 @@ def _draft_tree(
         scores = scores[best]
         stale_parents = stale_branches.expand(len(branches), -1)
         stale_branches = torch.cat([stale_parents, branches[:, -1:]], 1)
+
     best_candidates = sorted(candidates, reverse=True)[: question.drafted_tokens]
     return {node for _, node in best_candidates}
 
@@ -362,6 +370,7 @@ def main() -> None:
         answer = answer_question(question, device)
     except SpecregError as error:
         answer = OracleAnswer(refusal=str(error))
+
     with answers:
         answers.write(msgspec.json.encode(answer) + b"\n")
 

@@ -27,6 +27,7 @@ def draft_in_parallel(draft: Model, ids: Tensor, drafted: int, mask_id: int) -> 
     rows, tokens = ids.shape
     text_positions = torch.arange(tokens, device=ids.device)
     masks = ids.new_full((rows, tokens * (drafted - 1)), mask_id)
+
     # The text itself has depth 0. The masks of a step have the depths from 1 on, and stand as many
     # positions after the token after which the step begins.
     positions = torch.cat([text_positions + depth for depth in range(drafted)])

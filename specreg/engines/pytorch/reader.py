@@ -50,9 +50,11 @@ class Reader:
         columns = torch.arange(width)
         new_tokens = torch.tensor([[len(text)] for text in texts])
         is_new = columns < new_tokens
+
         # The rows differ in length, so a column isn't the same position of each text.
         positions = torch.tensor(self.lengths)[:, None] + columns
         self._is_held = torch.cat((self._is_held, is_new), dim=1)
+
         # Have the model compute logits only in the columns in which a row needs them.
         wanted_columns = []
         for text, wanted in zip(texts, logits_wanted, strict=True):
@@ -69,8 +71,10 @@ class Reader:
                 # the last layer.
                 logits_to_keep=computed_columns,
             )
+
         for row, text in enumerate(texts):
             self.lengths[row] += len(text)
+
         # Give each row its own logits.
         logits = output.logits.float().cpu().numpy()
         row_logits = []
@@ -91,11 +95,13 @@ class Reader:
             forgotten = columns[len(columns) - count :]
             self._is_held[row, forgotten] = False
             self.lengths[row] -= count
+
         # The columns at the end that no row holds any more are dropped from the cache.
         columns_in_use = self._is_held.any(dim=0).nonzero().flatten()
         width = 0
         if len(columns_in_use):
             width = int(columns_in_use[-1]) + 1
+
         # With a negative number, `crop` removes as many columns as that.
         self._cache.crop(width - self._is_held.shape[1])
         self._is_held = self._is_held[:, :width]

@@ -116,6 +116,7 @@ def parse_body(raw: bytes, kind: type[RequestBody], served: str) -> RequestBody:
         fields = ", ".join(kind.__struct_fields__)
         message = f"body: {error}; the reference engine takes the fields {fields}"
         raise ServerRefusedError(message) from error
+
     if body.model not in {None, served}:
         message = f"model '{body.model}': isn't served here; ask for '{served}'"
         raise ServerRefusedError(message)
@@ -159,6 +160,7 @@ def build_job(body: RequestBody, tokenizer: Tokenizer, context_tokens: int) -> J
             f" context has {context_tokens}; shorten the prompt, or lower max_tokens"
         )
         raise ServerRefusedError(message)
+
     return Job(
         prompt=prompt,
         output_cap_tokens=cap_tokens,

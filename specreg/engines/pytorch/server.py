@@ -68,6 +68,7 @@ class App:
             job = build_job(body, self._models.tokenizer, self._models.context_tokens)
         except ServerRefusedError as error:
             return web.json_response(_error(error), status=400)
+
         answer = Answer(job, self._models, is_chat=kind is ChatBody)
         events = self._events(answer, job)
         if body.stream:
@@ -77,6 +78,7 @@ class App:
                 pass
         except ServerError as error:
             return web.json_response(_error(error), status=500)
+
         return web.json_response(answer.whole())
 
     async def _events(self, answer: "Answer", job: Job) -> AsyncIterator[Json]:
@@ -94,6 +96,7 @@ class App:
                 raise step
             yield answer.add(step)
             is_finished = step.finish_reason is not None
+
         yield {"choices": []} | answer.counts()
 
     async def _work(self) -> None:
@@ -123,12 +126,14 @@ async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.Stre
     """Send events as they come; an error becomes an event too, as in vLLM."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
+
     try:
         async for event in events:
             await response.write(_event_bytes(event))
     except ServerError as error:
         # The status has been sent already, so it can't say that the answer failed.
         await response.write(_event_bytes(_error(error)))
+
     await response.write(b"data: [DONE]\n\n")
     return response
 
@@ -170,6 +175,7 @@ class Answer:
         """
         self._steps.append(step)
         self._ids.extend(step.token_ids)
+
         # The whole answer is decoded each time, because the text of a token may depend on the
         # tokens before it.
         text = self._models.tokenizer.decode(self._ids, skip_special_tokens=True)
@@ -202,6 +208,7 @@ class Answer:
                     by_name = {f"token_id:{token}": value for token, value in logprobs.items()}
                     top_logprobs.append(by_name)
             choice["logprobs"] = {"top_logprobs": top_logprobs}
+
         return {"choices": [content | choice]} | self.counts()
 
     def counts(self) -> Json:
@@ -214,6 +221,7 @@ class Answer:
             # As in vLLM, a step in which nothing was drafted isn't counted, such as the prefill.
             if step.drafted > 0:
                 histogram[step.accepted] += 1
+
         drafted = sum(step.drafted for step in self._steps)
         counted = {"acceptance_histogram": histogram, "num_draft_tokens": drafted}
         return {"usage": usage, "metrics": {"speculative_decoding": counted}}

@@ -38,6 +38,7 @@ def propose(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
         if occurrence >= 0:
             start = occurrence + tokens
             return tuple(context[start : start + draft_tokens])
+
     return ()
 
 
@@ -60,6 +61,7 @@ def propose_padded(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]
             start = occurrence + tokens
             followers = tuple(context[start : start + draft_tokens])
             break
+
     padding = (context[-1],) * (draft_tokens - len(followers))
     return (*followers, *padding)
 
@@ -92,6 +94,7 @@ class NGramStore:
                 count = counts.pop(token_id, 0)
                 counts[token_id] = count + 1
             self._counts.move_to_end(run)
+
         while len(self._counts) > self._max_runs:
             self._counts.popitem(last=False)
 
@@ -114,6 +117,7 @@ class NGramStore:
             token_id = max(reversed(counts), key=counts.__getitem__)
             drafted.append(token_id)
             text.append(token_id)
+
         return tuple(drafted)
 
     def _counts_after(self, text: Sequence[int]) -> dict[int, int] | None:
@@ -195,6 +199,7 @@ class Sampling:
         if self.top_k is not None:
             sorted_p[..., self.top_k :] = 0.0
             sorted_p /= sorted_p.sum(axis=-1, keepdims=True)
+
         # A token stays if all likelier ones together have less than top_p. So the likeliest stays.
         before = sorted_p.cumsum(axis=-1) - sorted_p
         sorted_p[before >= self.top_p] = 0.0
@@ -254,6 +259,7 @@ def verify_sampled(draft: Draft, target: FloatArray, random: np.random.Generator
         if is_rejected:
             next_id = sample(_remainder(p, q), random)
             return Verified(accepted=index, next_id=next_id)
+
     next_id = sample(target[-1], random)
     return Verified(accepted=len(draft.token_ids), next_id=next_id)
 

@@ -49,6 +49,7 @@ class SharedVocabulary:
             if target_id is not None and target_id < target_size and draft_id < draft_size:
                 self.draft_ids[target_id] = draft_id
                 self.target_ids[draft_id] = target_id
+
         if not (self.target_ids >= 0).any():
             raise ModelError("draft: its tokenizer has no token of the target's; choose another")
 
