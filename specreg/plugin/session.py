@@ -247,7 +247,7 @@ def _conclude(run: Run, *, cut_short: bool) -> Sequence[str]:
     before the first test of a speed.
     """
     if run.shards is not None and not cut_short:
-        run.compare_engines()
+        run.finish()
     else:
         run.end()
     return run.lines

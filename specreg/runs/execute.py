@@ -22,6 +22,7 @@ from specreg.core.errors import (
     SpecregError,
 )
 from specreg.core.interrupts import check_signalled
+from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase, Timeline
 from specreg.correctness.checks import CHECKS, ControlAnswers, CorrectnessCheck, RunningCase
 from specreg.correctness.oracle_client import predict_drafts
@@ -38,7 +39,7 @@ from specreg.measurement.measure import (
     measure,
     workload_of,
 )
-from specreg.runs.goals import CaseGoal, CaseLaunch
+from specreg.runs.goals import CaseGoal, CaseLaunch, EngineCheck
 from specreg.runs.ledger import Checked, FailedLaunch, Key, Ledger, LedgerEntry, MeasuredLaunch
 from specreg.runs.plan import NightStep
 from specreg.servers.handle import ServerHandle, Servers
@@ -46,7 +47,10 @@ from specreg.servers.launch import Launch
 from specreg.servers.provision import Provision
 from specreg.stats.intervals import PARTS
 from specreg.telemetry.sampler import Watch, watch
+from specreg.verdicts.verdict import Verdict
 
+CompareVersions = Callable[[EngineCheck], Sequence[Verdict]]
+"""Measures both versions on the case of a check, and returns the verdicts of the gate."""
 MeasureArms = Callable[[Sequence[Arm], Workload, Plan], Sequence[Measurement]]
 """Measures arms that take turns, as `measure` does."""
 StepT = TypeVar("StepT")
@@ -125,7 +129,7 @@ def hangs(measurement: Measurement) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class NightExecutor(Executor[NightStep]):
+class NightExecutor(Executor[NightStep | EngineCheck]):
     """Executes the steps of a night on this machine.
 
     Attributes:
@@ -133,6 +137,7 @@ class NightExecutor(Executor[NightStep]):
         provision: where the engines come from.
         settings: how the cases are measured.
         timeline: records how long each phase takes.
+        compare: measures two versions of an engine beside each other.
         on_begin: called with the name of a case on a launch before it is measured or checked.
         count: returns recorders of requests that also count them, given the number of requests in
             flight.
@@ -144,12 +149,13 @@ class NightExecutor(Executor[NightStep]):
     provision: Provision
     settings: Settings
     timeline: Timeline
+    compare: CompareVersions
     on_begin: Callable[[str], None] = lambda _: None
     count: Callable[[int, RecordRound], RecordRound] = lambda _, record: record
     checks: Mapping[str, CorrectnessCheck] = field(default_factory=lambda: CHECKS)
     _control_answers: ControlAnswers = field(default_factory=dict)
 
-    def execute(self, step: NightStep) -> Iterator[LedgerEntry]:
+    def execute(self, step: NightStep | EngineCheck) -> Iterator[LedgerEntry]:
         """Execute a step, and yield each entry of the ledger once it is known.
 
         Raises:
@@ -158,6 +164,10 @@ class NightExecutor(Executor[NightStep]):
                 written.
         """
         began_s = self.clock_s()
+        if isinstance(step, EngineCheck):
+            yield from self._compare(step)
+            return
+
         launch = step.launches[0]
         own = {name for case in step.launches for name in (case.server, case.control)}
         self.servers.stop_others(step.keeps | own)
@@ -433,6 +443,30 @@ class NightExecutor(Executor[NightStep]):
             # The key has the packages of the engine's environment, which a first run installs only
             # when the server starts. So the key is made again.
             yield Checked.of(self.settings.key_of(case, launch.number), step.check, verdict)
+
+    def _compare(self, check: EngineCheck) -> Iterator[LedgerEntry]:
+        """Measure two versions of an engine, and yield what was found of each metric, or why not.
+
+        If something goes wrong here, or the user interrupts it, the verdicts stay those of the
+        night alone.
+        """
+        try:
+            self.servers.stop()
+            with self.timeline.during(Phase.CONFIRMING, str(check.change), of=str(check)):
+                verdicts = self.compare(check)
+            key = self.settings.key_of(check.case, 1)
+        except KeyboardInterrupt:
+            reason = Reason.of("engine_interrupted")
+        except Exception as error:  # noqa: BLE001 - a gate on top must lose no verdict
+            reason = Reason.of("engine_unmeasured", error=error)
+        else:
+            found = [verdict for verdict in verdicts if verdict.metric in check.tolerances]
+            for verdict in found:
+                yield Checked.of(key, check.name_of(verdict.metric), verdict)
+            if len(found) == len(check.tolerances):
+                return
+            reason = Reason.of("engine_unmeasured", error="the gate left a metric out")
+        yield FailedLaunch(case_id=check.case.id, number=1, check=str(check.change), reason=reason)
 
     def _running(self, launch: CaseLaunch) -> RunningCase:
         """Return a case whose servers are ready."""

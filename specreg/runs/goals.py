@@ -7,7 +7,7 @@ from typing import Self
 
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import Metric
-from specreg.runs.ledger import Checked, Ledger
+from specreg.runs.ledger import Checked, FailedLaunch, Ledger
 from specreg.servers.launch import Launch, launch_pair
 
 ATTEMPTS = 2
@@ -138,9 +138,10 @@ class EngineChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCheck:
-    """A gate of two versions of an engine on one case, which tells the engine from the machine.
+    """The last step of a night: a gate of two versions of an engine on one case.
 
-    The ledger has its verdict on each metric as a check of the case.
+    It tells a slower engine from a slower machine. The ledger has its verdict on each metric as a
+    check of the case.
 
     Attributes:
         case: the case on which both versions are measured.
@@ -155,21 +156,23 @@ class EngineCheck:
     tolerances: Mapping[str, float]
     launch_s: float = 0.0
 
-    @property
-    def name(self) -> str:
-        """The check's name in the ledger if both versions couldn't be measured."""
-        return str(self.change)
-
     def name_of(self, metric: str) -> str:
         """Return the check's name in the ledger for a metric."""
         return f"{self.change}: {metric}"
 
-    def found_in(self, ledger: Ledger) -> Iterator[Checked]:
-        """Yield what the ledger has of the metrics."""
-        for metric in self.tolerances:
-            line = ledger.check(self.case.id, self.name_of(metric))
-            if line is not None:
-                yield line
+    def found_in(self, ledger: Ledger) -> list[Checked]:
+        """Return what the ledger has of the metrics."""
+        lines = [ledger.check(self.case.id, self.name_of(metric)) for metric in self.tolerances]
+        return [line for line in lines if line is not None]
+
+    def failures_in(self, ledger: Ledger) -> Sequence[FailedLaunch]:
+        """Return why both versions couldn't be measured in this run, if they couldn't."""
+        return ledger.failures_of(self.case.id, 1, str(self.change))
+
+    def is_done(self, ledger: Ledger) -> bool:
+        """Return whether each metric was compared, or can't be in this run."""
+        all_found = len(self.found_in(ledger)) == len(self.tolerances)
+        return all_found or bool(self.failures_in(ledger))
 
     def __str__(self) -> str:
         return f"{self.change} on {self.case.id}"
@@ -191,7 +194,8 @@ class NightGoal:
         side_by_side: whether cases that differ only in their speculation are measured together.
         unconfirmed: returns the cases of a stage that want a further launch at its end.
         further: the launches that follow the last stage; None for none.
-        doubted: returns the gate that tells whether the engine or the machine lost; None for none.
+        doubted: returns the gate that tells whether the engine or the machine lost, once all else
+            is there; None for none.
         only: a case whose server alone is launched, by a process that measures a part of the run;
             None for all servers.
         last_stage: the stage after which the night pauses; None for the last of all.
@@ -229,7 +233,8 @@ class NightGoal:
         The stages after it still decide which cases are measured together.
         """
         stages = [stage for stage in self.stages if stage.number == number and case in stage.cases]
-        return dataclasses.replace(self, last_stage=stages[0] if stages else None, further=None)
+        last = stages[0] if stages else None
+        return dataclasses.replace(self, last_stage=last, further=None, doubted=no_check)
 
     def part(self, case: Case) -> Self:
         """Return the part of this night that launches the server of a case alone."""

@@ -40,7 +40,16 @@ class NightStep:
         return tuple(CaseLaunch.of(goal.case, self.number) for goal in self.goals)
 
 
-def next_step(ledger: Ledger, night: NightGoal) -> NightStep | None:
+def next_step(ledger: Ledger, night: NightGoal) -> NightStep | EngineCheck | None:
+    """Return what a night does next; None if it is done."""
+    step = _measuring_step(ledger, night)
+    if step is not None:
+        return step
+    check = night.doubted()
+    return check if check is not None and not check.is_done(ledger) else None
+
+
+def _measuring_step(ledger: Ledger, night: NightGoal) -> NightStep | None:
     """Return what a night measures or checks next; None if all of it is there."""
     stages = [stage for stage in night.stages if night.has(stage)]
     for stage in stages:
@@ -62,15 +71,6 @@ def next_step(ledger: Ledger, night: NightGoal) -> NightStep | None:
     if step is None or step.number > further.last_number:
         return None
     return step
-
-
-def engine_check(ledger: Ledger, night: NightGoal) -> EngineCheck | None:
-    """Return the gate that a night ends with, once all else is there; None for none, or no more."""
-    check = night.doubted()
-    if check is None or any(check.found_in(ledger)):
-        return None
-    # What couldn't be measured isn't tried again in the same run.
-    return None if ledger.failures_of(check.case.id, 1, check.name) else check
 
 
 def _step_of(stage: Stage, ledger: Ledger, night: NightGoal) -> NightStep | None:
@@ -252,10 +252,12 @@ def _is_affordable(
     number_before = step.number - 1
     if not any(ledger.find(case.id, number_before) for case in stage.cases):
         return False
-    expected_s = sum(
-        launch.lasted_s for launch in _launches_of(stage, ledger) if launch.number == number_before
-    )
-    return expected_s < left_s
+    last_attempts = {
+        launch.case_id: launch
+        for launch in _launches_of(stage, ledger)
+        if launch.number == number_before
+    }
+    return sum(launch.lasted_s for launch in last_attempts.values()) < left_s
 
 
 def _further_s(stage: Stage, ledger: Ledger, night: NightGoal) -> float:

@@ -8,8 +8,9 @@ in the same hour, on one case.
 
 import contextlib
 import dataclasses
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,23 +18,26 @@ from pathlib import Path
 import msgspec
 from packaging.version import InvalidVersion, Version
 
+from specreg.baselines.schema import Baseline
 from specreg.compare.document import run_to_end, set_report_aside
 from specreg.compare.gate import open_gate
 from specreg.compare.judging import Decision
 from specreg.compare.options import TOLERANCE, GateOptions
 from specreg.core.commands import specreg_command
+from specreg.core.errors import SpecregError
 from specreg.core.reasons import Reason
-from specreg.core.timeline import Phase
+from specreg.core.timeline import Phase, Timeline
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
+from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import GATE_METRICS, METRICS
 from specreg.report.tables import label_of
 from specreg.runs.goals import CaseLaunch, EngineChange, EngineCheck
-from specreg.runs.ledger import LEDGER, Ledger
+from specreg.runs.ledger import LEDGER, Ledger, MeasuredLaunch
+from specreg.runs.verdicts import LedgerJudge
 from specreg.suite.context import RunContext
-from specreg.suite.result import RunResult
-from specreg.verdicts.history import settings_sha256
-from specreg.verdicts.multiple_testing import draw_of
+from specreg.verdicts.history import History, settings_sha256
+from specreg.verdicts.multiple_testing import draw_of, follow
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict, with_remark
 
 ENGINES_FOLDER = "engines"
@@ -76,19 +80,25 @@ def is_doubtful(verdict: Verdict) -> bool:
     return common_frac < -tolerance_frac
 
 
-def wanted_check(run: RunResult) -> EngineCheck | None:
+def wanted_check(context: RunContext, judge: LedgerJudge) -> EngineCheck | None:
     """Return the gate that a run ends with; None if no loss is doubtful, or it takes too long."""
-    check = next(iter(possible_checks(run)), None)
-    return check if check is not None and _is_affordable(check, run.context) else None
+    check = _chosen_check(context, judge)
+    return check if check is not None and _is_short_enough(check, context) else None
 
 
-def possible_checks(run: RunResult) -> list[EngineCheck]:
+def _chosen_check(context: RunContext, judge: LedgerJudge) -> EngineCheck | None:
+    """Return the gate that a run has begun, or else the one that tells most; None for none."""
+    checks = possible_checks(context, judge)
+    begun = [check for check in checks if check.found_in(judge.ledger)]
+    return next(iter((*begun, *checks)), None)
+
+
+def possible_checks(context: RunContext, judge: LedgerJudge) -> list[EngineCheck]:
     """Return the gates that can tell the engine from the machine, the best one first.
 
     The best one is on the case with the most doubtful metrics, and among such cases on the one
     whose launch took the least time.
     """
-    context = run.context
     provision = context.provision
     is_installed_by_specreg = not (
         provision.attached or provision.python or provision.build or provision.image
@@ -102,20 +112,28 @@ def possible_checks(run: RunResult) -> list[EngineCheck]:
     # machine. A user who wants no history wants verdicts by the committed files alone.
     if context.is_part or context.is_recording or not context.has_history:
         return []
+
+    all_verdicts = follow(tuple(judge.verdicts(is_over=True).values()))
     checks = []
-    for case in run.cases:
-        verdicts = [verdict for verdict in run.verdicts if verdict.case_id == case.id]
+    for launch in _last_launches(judge.ledger):
+        case = launch.case
+        verdicts = [verdict for verdict in all_verdicts if verdict.case_id == case.id]
         tolerances = _doubtful_tolerances(verdicts)
         if not tolerances:
             continue
-        change = _change_of(run, case, tolerances)
+        change = _change_of(launch.measurement, tolerances, context, judge.references.history)
         if change is not None:
-            launch_s = _launch_s(run, case)
+            launch_s = _launch_s(case, judge.timeline)
             checks.append(
                 EngineCheck(case=case, change=change, tolerances=tolerances, launch_s=launch_s)
             )
 
-    return sorted(checks, key=lambda check: (-len(check.tolerances), check.launch_s))
+    return sorted(checks, key=lambda check: (-len(check.tolerances), check.launch_s or math.inf))
+
+
+def _last_launches(ledger: Ledger) -> Iterable[MeasuredLaunch]:
+    """Return the last launch of each case that was measured."""
+    return {launch.case_id: launch for launch in ledger.measured}.values()
 
 
 def _doubtful_tolerances(verdicts: Iterable[Verdict]) -> dict[str, float]:
@@ -140,43 +158,51 @@ def _doubtful_tolerances(verdicts: Iterable[Verdict]) -> dict[str, float]:
     return tolerances
 
 
-def _change_of(run: RunResult, case: Case, metrics: Iterable[str]) -> EngineChange | None:
+def _change_of(
+    launch: Measurement, metrics: Iterable[str], context: RunContext, history: History
+) -> EngineChange | None:
     """Return how the engine of a case changed; None if it didn't, or if that can't be measured.
 
     Args:
-        run: the run.
-        case: the case.
+        launch: what was measured of the case.
         metrics: the names of the metrics by which a night is called good.
+        context: what is fixed for the run.
+        history: the earlier nights.
     """
-    if engine_named(case.server.engine).program is not None:
+    engine = launch.case.server.engine
+    if engine_named(engine).program is not None:
         # The engine is a program on PATH, of which there is only one version.
         return None
-    before = _released(_version_before(run.context, case, frozenset(metrics)))
-    tonight = _released(run.measurements_of(case)[-1].engine_version)
+    try:
+        baseline = context.exact_baseline(launch.case)
+    except SpecregError:
+        # The verdicts of the case say so.
+        return None
+    if baseline is None:
+        return None
+    before = _released(_version_before(launch.case.id, baseline, frozenset(metrics), history))
+    tonight = _released(launch.engine_version)
     if not before or not tonight or before == tonight:
         return None
-    return EngineChange(engine=case.server.engine, before=before, tonight=tonight)
+    return EngineChange(engine=engine, before=before, tonight=tonight)
 
 
-def _version_before(context: RunContext, case: Case, metrics: AbstractSet[str]) -> str:
+def _version_before(
+    case_id: str, baseline: Baseline, metrics: AbstractSet[str], history: History
+) -> str:
     """Return the engine's version on the last good night of a case.
 
     Returns:
-        The version; without a good night the version of the baseline; empty if the case has no
-        baseline on this machine.
+        The version; without a good night the version of the baseline.
     """
-    baseline = context.exact_baseline(case)
-    if baseline is None:
-        return ""
     settings = settings_sha256(baseline.case)
-    for record in reversed(context.load_history().without(context.name).of(case.id)):
+    for record in reversed(history.of(case_id)):
         if record.settings_sha256 != settings:
             continue
         outcomes = {record.outcomes.get(metric) for metric in metrics} - {None}
         # A night that decided nothing may have had tonight's loss already.
         if outcomes & GOOD and not outcomes & _BAD_NIGHT:
             return record.engine_version
-
     return baseline.provenance.engine_version
 
 
@@ -193,14 +219,14 @@ def _released(version: str) -> str:
     return ""
 
 
-def _launch_s(run: RunResult, case: Case) -> float:
+def _launch_s(case: Case, timeline: Timeline) -> float:
     """Return how long the first launch of a case's server took, in seconds; 0 if unknown.
 
     All cases on that server count. Time that several servers used together is divided equally
     between them.
     """
     launch_id = CaseLaunch.of(case, 1).server.id
-    for pair_time in run.time.pairs:
+    for pair_time in timeline.so_far().pairs:
         if pair_time.pair == launch_id:
             return sum(pair_time.phases_s.get(phase, 0.0) for phase in _LAUNCH_PHASES)
     return 0.0
@@ -286,47 +312,40 @@ class EngineAnswer:
         return f"{text}; tonight all that ran changed by {shown_frac:+.1%}"
 
 
-Measure = Callable[[EngineCheck, RunContext], Sequence[Verdict]]
-"""Measures both versions on the case of a check, and returns the verdicts of the gate."""
+def engine_finding(
+    context: RunContext, judge: LedgerJudge
+) -> tuple[EngineAnswer | None, tuple[str, ...]]:
+    """Return what the gate at the end of a run says, and a line for the summary.
 
-
-def announcement(check: EngineCheck) -> str:
-    """Return what the user is told before both versions are measured."""
-    return (
-        f"is the machine slower, or the engine? Measuring {check} side by side, for about"
-        f" {_MINUTES:g} minutes at most; Ctrl-C leaves the verdicts as they are"
-    )
-
-
-def engine_answer(run: RunResult, ledger: Ledger) -> EngineAnswer | None:
-    """Return what the ledger's gate of two versions says about a run; None if it has none."""
-    for check in possible_checks(run):
-        lines = list(check.found_in(ledger))
-        if lines:
-            verdicts = [msgspec.convert(line.verdict, Verdict) for line in lines]
-            return _answer_of(run, check, verdicts)
-    return None
-
-
-def engine_lines(run: RunResult, ledger: Ledger) -> Iterator[str]:
-    """Yield a line for the summary: where both versions were compared, or why they weren't."""
-    check = next(iter(possible_checks(run)), None)
+    Returns:
+        The answer, or None without one; and where both versions were compared, or why they weren't,
+        if a loss was doubtful.
+    """
+    check = _chosen_check(context, judge)
     if check is None:
-        return
-    context = run.context
-    failures = ledger.failures_of(check.case.id, 1, check.name)
-    if any(check.found_in(ledger)):
-        yield f"{check}, side by side: {_folder_of(check, context) / 'report.html'}"
-    elif failures:
-        yield f"{check}: {failures[-1].reason}"
-    elif not _is_affordable(check, context):
-        command = _command_of(_gate_options(check, context))
-        problem = f"measuring both versions side by side takes more than {_MINUTES:g} minutes"
-        yield f"{check}: {problem}, so it isn't done at the end of a run; type {command}"
+        return None, ()
+    found = check.found_in(judge.ledger)
+    failures = check.failures_in(judge.ledger)
+    if found:
+        verdicts = [msgspec.convert(line.verdict, Verdict) for line in found]
+        folder = _folder_of(check, context)
+        line = f"{check}, side by side: {folder / 'report.html'}"
+        return _answer_of(check, verdicts, context, judge), (line,)
+    if failures:
+        return None, (f"{check}: {failures[-1].reason}",)
+    if _is_short_enough(check, context):
+        # The run was cut short, or another process measured it.
+        return None, ()
+    command = _command_of(_gate_options(check, context))
+    problem = f"measuring both versions side by side takes more than {_MINUTES:g} minutes"
+    return None, (f"{check}: {problem}, so it isn't done at the end of a run; type {command}",)
 
 
-def _is_affordable(check: EngineCheck, context: RunContext) -> bool:
-    """Return whether a gate decides a clear change before it would delay the run's verdicts."""
+def _is_short_enough(check: EngineCheck, context: RunContext) -> bool:
+    """Return whether a gate decides a clear change before it would delay the run's verdicts.
+
+    If it isn't known how long a launch takes, the gate is tried, and ends when its time is up.
+    """
     return _expected_s(check, context) <= _MINUTES * _S_PER_MIN
 
 
@@ -341,15 +360,22 @@ def _expected_s(check: EngineCheck, context: RunContext) -> float:
     return launches * check.launch_s
 
 
-def _answer_of(run: RunResult, check: EngineCheck, verdicts: Iterable[Verdict]) -> EngineAnswer:
-    """Return what a gate's verdicts say about the run."""
+def _answer_of(
+    check: EngineCheck, verdicts: Iterable[Verdict], context: RunContext, judge: LedgerJudge
+) -> EngineAnswer:
+    """Return what a gate's verdicts say about all cases whose engine changed in the same way."""
     metrics = check.tolerances
-    case_ids = {case.id for case in run.cases if _change_of(run, case, metrics) == check.change}
-    by_metric = {verdict.metric: verdict for verdict in verdicts if verdict.metric in metrics}
+    history = judge.references.history
+    case_ids = {
+        launch.case_id
+        for launch in _last_launches(judge.ledger)
+        if _change_of(launch.measurement, metrics, context, history) == check.change
+    }
+    by_metric = {verdict.metric: verdict for verdict in verdicts}
     return EngineAnswer(check=check, case_ids=case_ids, by_metric=by_metric)
 
 
-def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, ...]:
+def measure_by_gate(context: RunContext, check: EngineCheck) -> tuple[Verdict, ...]:
     """Measure both versions on the case of a check, until each of its metrics is decided.
 
     If the launches or the time of the gate are used up before, some metrics stay undecided.
@@ -367,6 +393,10 @@ def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, .
             if verdict.metric in check.tolerances
         )
 
+    context.provision.tell(
+        f"is the machine slower, or the engine? Measuring {check} side by side, for about"
+        f" {_MINUTES:g} minutes at most; Ctrl-C leaves the verdicts as they are"
+    )
     set_report_aside(_folder_of(check, context))
     gate = open_gate(options, context.tier).until(is_decided, goes_on_until_done=True)
     return run_to_end(gate, command=_command_of(options)).verdicts

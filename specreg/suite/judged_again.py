@@ -50,11 +50,9 @@ def judge_again(
         tier=dataclasses.replace(context.tier, cases=tolerant_cases),
         nights_left_out=nights_left_out | later_nights,
     )
-    run, remarks = merge_shards(
+    return merge_shards(
         context,
         [recorded],
         missing_is_invalid=True,
         known=dict(zip(keys, tolerant_cases, strict=True)),
     )
-    run.end()
-    return run, remarks

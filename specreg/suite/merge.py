@@ -25,7 +25,7 @@ from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
 from specreg.runs.ledger import LEDGER, Ledger
-from specreg.runs.plan import next_step
+from specreg.runs.plan import NightStep, next_step
 from specreg.suite.configure import load_cases
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.merged_shards import MergedShards
@@ -35,6 +35,7 @@ from specreg.suite.plan import COPIED, RunPlan, matrix_sha256
 from specreg.suite.run import Run
 from specreg.suite.selection import Selection, covers_tier
 from specreg.suite.shard_runs import ShardRun, has_plan, load_shard, with_ledger
+from specreg.suite.start import executor_of
 from specreg.telemetry.identity import Environment
 
 WORKERS_FOLDER = "shards"
@@ -86,11 +87,14 @@ def merge_shards(
     selection = _selection_of(merged, context)
     ledger = Ledger(context.run_folder / LEDGER)
     merged.fill(ledger, selection.cases_of(context.tier), context.root)
-    run = _joined_run(context, selection, ledger, merged)
+    judge = judge_of(context, selection, ledger, Timeline(), merged)
+    judge.ask_all()
+    night = night_goal(context, selection, judge)
 
-    # Say of all that no shard has measured or checked why it is missing.
+    # Say of all that no shard has measured or checked why it is missing. Each step is one case.
     if missing_is_invalid:
-        while step := next_step(ledger, run.night):
+        left = dataclasses.replace(night, side_by_side=False, further=None)
+        while isinstance(step := next_step(ledger, left), NightStep):
             ledger.add(merged.why_missing(step))
 
     # Copy logs and ledgers to the folder of the merged run.
@@ -98,26 +102,20 @@ def merge_shards(
     for shard in shards:
         if shard.folder != context.run_folder:
             ledger.take(shard.folder / LEDGER)
-    return run, tuple(merged.remarks())
 
-
-def _joined_run(
-    context: RunContext, selection: Selection, ledger: Ledger, merged: MergedShards
-) -> Run:
-    """Return the run that judges all that its shards have measured, and measures nothing itself."""
-    judge = judge_of(context, selection, ledger, Timeline(), merged)
-    judge.ask_all()
-    night = night_goal(context, selection, judge)
-    return Run(
+    run = Run(
         context=context,
         selection=selection,
         ledger=ledger,
         judge=judge,
-        # Each step is one case, of which the shards say why they haven't got it.
-        night=dataclasses.replace(night, side_by_side=False, further=None),
+        # Nothing is left but, on this machine, to tell its engine from itself.
+        night=dataclasses.replace(night, stages=(), further=None),
+        executor=executor_of(context, selection, ledger, judge.timeline) if are_workers else None,
         shards=merged,
-        is_over=True,
     )
+    if not are_workers:
+        run.end()
+    return run, tuple(merged.remarks())
 
 
 def _selection_of(merged: MergedShards, context: RunContext) -> Selection:

@@ -17,6 +17,7 @@ from specreg.runs.ledger import Ledger
 from specreg.runs.verdicts import LedgerJudge
 from specreg.stats.intervals import MORE_LAUNCHES, Look
 from specreg.suite.context import RunContext
+from specreg.suite.engine_check import wanted_check
 from specreg.suite.ledger_key import ledger_key
 from specreg.suite.merged_shards import MergedShards
 from specreg.suite.recording import undecided_cases
@@ -119,6 +120,7 @@ def night_goal(context: RunContext, selection: Selection, judge: LedgerJudge) ->
         # A worker or a shard doesn't know which of the later cases it will measure itself.
         side_by_side=not context.is_part,
         unconfirmed=judge.unconfirmed,
+        doubted=lambda: wanted_check(context, judge),
         further=_further(context, selection, judge),
     )
 

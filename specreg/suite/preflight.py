@@ -44,7 +44,7 @@ _GIB = 2**30
 _EMPTY_GIB = 2.0
 """The most memory that the driver itself holds on a GPU, as far as is known."""
 _CLOCKS_SET_BY_APPLICATION = 0x2
-"""NVML's bit in `Severity.throttle_mask` for clocks that an application has set."""
+"""NVML's bit in `State.throttle_mask` for clocks that an application has set."""
 _CPU_ENVIRONMENT_GIB = 7.0
 """The size of the largest environment of an engine without a GPU so far."""
 _GPU_ENVIRONMENT_GIB = 10.0

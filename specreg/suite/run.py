@@ -7,28 +7,18 @@ from typing import NamedTuple
 
 from specreg.core.errors import SpecregError
 from specreg.core.reasons import Reason
-from specreg.core.timeline import Phase
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case, in_run_order
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Metric
 from specreg.runs.execute import NightExecutor
-from specreg.runs.goals import CaseLaunch, EngineCheck, NightGoal, Stage
-from specreg.runs.ledger import Checked, FailedLaunch, Ledger, LedgerEntry, MeasuredLaunch
-from specreg.runs.plan import engine_check, is_tried, next_step
+from specreg.runs.goals import CaseLaunch, NightGoal, Stage
+from specreg.runs.ledger import FailedLaunch, Ledger, MeasuredLaunch
+from specreg.runs.plan import is_tried, next_step
 from specreg.runs.verdicts import Asked, LedgerJudge
 from specreg.servers.handle import ServerHandle
 from specreg.suite.context import RunContext
-from specreg.suite.engine_check import (
-    EngineAnswer,
-    Measure,
-    announcement,
-    engine_answer,
-    engine_lines,
-    measure_by_gate,
-    wanted_check,
-)
-from specreg.suite.ledger_key import ledger_key
+from specreg.suite.engine_check import EngineAnswer, engine_finding
 from specreg.suite.merged_shards import MergedShards
 from specreg.suite.result import RunResult
 from specreg.suite.selection import Selection
@@ -160,16 +150,13 @@ class Run:
             SpecregError: as in `measurement`.
             MemoryHeldError: as in `measurement`.
         """
-        part = self._part(case)
+        self._ask_group(case, number)
         if metric.by_launch and number == self.context.launches:
-            if not self.context.is_part:
+            if self.context.is_part:
+                self._advance(self._part(case))
+            else:
                 self.judge.ask_all()
-            self._ask_group(case, number)
-            self._advance(part)
-            self._end_night()
-        else:
-            self._ask_group(case, number)
-
+                self.finish()
         self.measurement(case, number)
         return self._verdicts(case.id)[Asked(case.id, metric.name, number)]
 
@@ -209,55 +196,19 @@ class Run:
         self.executor.take_steps(lambda: next_step(self.ledger, night))
         self._reached = goal
 
-    def _end_night(self) -> None:
-        """Judge the speeds, now that everything is measured, and doubt what a gate can tell."""
-        if self.is_over or self.context.is_part:
-            return
-        self.is_over = True
-        self.compare_engines()
-
-    def compare_engines(self, measure: Measure = measure_by_gate) -> None:
-        """Measure two versions of an engine side by side if a loss of speed is doubtful.
-
-        Args:
-            measure: measures both versions.
-        """
-        night = dataclasses.replace(self.night, doubted=lambda: wanted_check(self.result()))
-        check = engine_check(self.ledger, night)
-        if check is not None:
-            self.ledger.extend(self._compare(check, measure))
-        self.end()
-
-    def _compare(self, check: EngineCheck, measure: Measure) -> Iterator[LedgerEntry]:
-        """Measure two versions of an engine, and yield what was found of each metric, or why not.
-
-        If something goes wrong here, or the user interrupts it, the other verdicts stay as they
-        are.
-        """
-        try:
-            self.stop()
-            self.context.provision.tell(announcement(check))
-            with self.judge.timeline.during(Phase.CONFIRMING, str(check.change), of=str(check)):
-                verdicts = measure(check, self.context)
-            key = ledger_key(check.case, 1, self.selection, self.context)
-        except KeyboardInterrupt:
-            reason = Reason.of("engine_interrupted")
-        except Exception as error:  # noqa: BLE001 - a gate on top must lose no verdict
-            reason = Reason.of("engine_unmeasured", error=error)
-        else:
-            for verdict in verdicts:
-                if verdict.metric in check.tolerances:
-                    yield Checked.of(key, check.name_of(verdict.metric), verdict)
-            return
-        yield FailedLaunch(case_id=check.case.id, number=1, check=check.name, reason=reason)
+    def finish(self) -> None:
+        """Take the steps that the night has left, and judge the speeds by all of them."""
+        if not self.is_over:
+            self._advance(self.night)
+            self.end()
 
     def end(self) -> None:
         """Measure nothing more; judge by what was measured, and by the gate of two versions."""
         self.is_over = True
-        self._engine = None
-        result = self.result()
-        self._engine = engine_answer(result, self.ledger)
-        self.lines = tuple(engine_lines(result, self.ledger))
+        try:
+            self._engine, self.lines = engine_finding(self.context, self.judge)
+        except Exception as error:  # noqa: BLE001 - a gate on top must lose no verdict
+            self.lines = (f"what a gate of two versions found couldn't be read: {error}",)
 
     @property
     def is_whole(self) -> bool:

@@ -1,5 +1,6 @@
 """Start a run: lock its folder, write its plan, and connect its parts."""
 
+import functools
 from collections.abc import Collection, Sequence
 
 from specreg.core.errors import SpecregError
@@ -15,6 +16,7 @@ from specreg.servers.handle import Servers
 from specreg.servers.launcher import ServerLauncher
 from specreg.suite.context import RunContext
 from specreg.suite.document import LOGS_FOLDER
+from specreg.suite.engine_check import measure_by_gate
 from specreg.suite.ledger_key import ledger_key
 from specreg.suite.live_page import LivePage
 from specreg.suite.night import judge_of, night_goal, night_settings
@@ -59,13 +61,6 @@ def start_run(
         progress.run.begin(name)
     timeline = Timeline(listener=progress.watch)
     judge = judge_of(context, selection, ledger, timeline)
-    launcher = ServerLauncher(
-        provision=context.provision,
-        root=context.root,
-        ready_within_s=context.options.ready_within_s,
-        timeline=timeline,
-    )
-    servers = Servers(launcher=launcher, logs=context.run_folder / LOGS_FOLDER, claim=claim)
     page = LivePage(progress=progress.run)
 
     def begin(name: str) -> None:
@@ -73,25 +68,44 @@ def start_run(
         if progress.run.begin(name) and not context.is_worker:
             page.update(run.result)
 
+    executor = executor_of(context, selection, ledger, timeline, claim)
+    executor.on_begin = begin
+    executor.count = progress.run.count
     run = Run(
         context=context,
         selection=selection,
         ledger=ledger,
         judge=judge,
         night=night_goal(context, selection, judge),
-        executor=NightExecutor(
-            root=context.root,
-            run_folder=context.run_folder,
-            provision=context.provision,
-            servers=servers,
-            ledger=ledger,
-            settings=night_settings(context, selection, ledger),
-            timeline=timeline,
-            on_begin=begin,
-            count=progress.run.count,
-        ),
+        executor=executor,
     )
     return run
+
+
+def executor_of(
+    context: RunContext,
+    selection: Selection,
+    ledger: Ledger,
+    timeline: Timeline,
+    claim: GpuClaim | None = None,
+) -> NightExecutor:
+    """Return what measures and checks on this machine; no server starts before it is needed."""
+    launcher = ServerLauncher(
+        provision=context.provision,
+        root=context.root,
+        ready_within_s=context.options.ready_within_s,
+        timeline=timeline,
+    )
+    return NightExecutor(
+        root=context.root,
+        run_folder=context.run_folder,
+        provision=context.provision,
+        servers=Servers(launcher=launcher, logs=context.run_folder / LOGS_FOLDER, claim=claim),
+        ledger=ledger,
+        settings=night_settings(context, selection, ledger),
+        timeline=timeline,
+        compare=functools.partial(measure_by_gate, context),
+    )
 
 
 def take_over_run(ledger: Ledger, selection: Selection, context: RunContext) -> list[str]:

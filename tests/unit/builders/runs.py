@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from specreg.servers.launch import Launch
 from specreg.servers.launcher import ServerLauncher
 from specreg.servers.server import Server
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
+from specreg.suite.engine_check import measure_by_gate
 from specreg.suite.ledger_key import ledger_key
 from specreg.suite.night import judge_of, night_goal, night_settings
 from specreg.suite.options import Options
@@ -117,7 +119,7 @@ def run(
             ledger=ledger,
             settings=night_settings(run_context, chosen, ledger),
             timeline=timeline,
-            **executor,
+            **{"compare": functools.partial(measure_by_gate, run_context), **executor},
         ),
     )
 

@@ -95,7 +95,7 @@ class Played:
 
     def play(self) -> list[str]:
         """Take all steps, and return them in words."""
-        while step := next_step(self.ledger, self.night):
+        while isinstance(step := next_step(self.ledger, self.night), NightStep):
             assert len(self.steps) < 100, "the night doesn't end"
             self.steps.append(step)
             entries = list(self.result_of(step))

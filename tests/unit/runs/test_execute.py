@@ -173,6 +173,7 @@ def machine(
         ledger=Ledger(folder / "ledger.jsonl"),
         settings=Settings(key_of=key, enough_of=lambda *_: None, least_s_of=lambda _: 0.0),
         timeline=Timeline(),
+        compare=lambda _: (),
         measure_arms=measuring,
         **fields,
     )

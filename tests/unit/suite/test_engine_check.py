@@ -1,7 +1,7 @@
 """Whether the machine or the engine became slower, as a gate of both versions tells."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,9 +14,11 @@ from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.runs.goals import EngineChange, EngineCheck
 from specreg.runs.ledger import Checked, Recorded
+from specreg.runs.verdicts import Asked, LedgerJudge
 from specreg.suite.context import RunContext
-from specreg.suite.engine_check import Measure, possible_checks
+from specreg.suite.engine_check import possible_checks
 from specreg.suite.ledger_key import ledger_key
+from specreg.suite.night import night_goal
 from specreg.suite.run import Run
 from specreg.verdicts.history import RunRecord, record_history, settings_sha256
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
@@ -58,7 +60,30 @@ def moved_run(context: RunContext, *verdicts: Verdict, engine_version: str = "0.
     """A run of a case whose baseline is of vLLM 0.32.0, and whose machine may have moved."""
     runs.record(context)
     run = runs.measured_run(context, launch(engine_version))
-    runs.note(run, *verdicts)
+    return judged(run, *verdicts)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ToldJudge(LedgerJudge):
+    """A judge that is told its verdicts."""
+
+    told: tuple[Verdict, ...]
+
+    def verdicts(self, *, is_over: bool, case_id: str = "") -> Mapping[Asked, Verdict]:
+        del is_over
+        return {
+            Asked(verdict.case_id, verdict.metric, 1): verdict
+            for verdict in self.told
+            if case_id in {"", verdict.case_id}
+        }
+
+
+def judged(run: Run, *verdicts: Verdict) -> Run:
+    """The run, whose judge comes to these verdicts."""
+    fields = [field.name for field in dataclasses.fields(LedgerJudge) if field.init]
+    known = {name: getattr(run.judge, name) for name in fields}
+    run.judge = ToldJudge(**known, told=verdicts)
+    run.night = night_goal(run.context, run.selection, run.judge)
     return run
 
 
@@ -73,18 +98,19 @@ def two_cases(context: RunContext, second: Case, *verdicts: Verdict) -> Run:
     launches = [launch("0.33.0"), launch("0.33.0", second)]
     known = [runs.resumed_from(context, chosen, measured).measured for measured in launches]
     run = runs.run(context, chosen, resumed=Recorded(measured={**known[0], **known[1]}))
-    runs.note(run, *verdicts)
-    return run
+    return judged(run, *verdicts)
 
 
 def checks_of(run: Run) -> list[EngineCheck]:
     """The comparisons that can tell the engine from the machine after a run."""
-    return possible_checks(run.result())
+    return possible_checks(run.context, run.judge)
 
 
-def check_engine(run: Run, measure: Measure) -> list[str]:
-    """Compare both versions after a run; the lines for the summary."""
-    run.compare_engines(measure)
+def check_engine(run: Run, gate: "Gate") -> list[str]:
+    """Take the last step of a run, a gate of both versions; the lines for the summary."""
+    assert run.executor is not None
+    run.executor.compare = gate
+    run.finish()
     return list(run.lines)
 
 
@@ -102,7 +128,7 @@ class Gate:
         self.error = error
         self.checks: list[EngineCheck] = []
 
-    def __call__(self, check: EngineCheck, _: RunContext) -> Sequence[Verdict]:
+    def __call__(self, check: EngineCheck) -> Sequence[Verdict]:
         self.checks.append(check)
         if self.error is not None:
             raise self.error
@@ -400,3 +426,51 @@ def test_a_resumed_run_takes_over_what_its_gate_found(tmp_path: Path) -> None:
     assert gate.checks == []
     assert "side by side: " in line
     assert again.verdicts == run.verdicts
+
+
+def test_a_gate_of_another_case_than_the_best_one_is_not_repeated(tmp_path: Path) -> None:
+    """How long launches took isn't known of those that were taken over, so the order changes."""
+    second = builders.with_concurrency(4)
+    context = runs.context(tmp_path, cases=(builders.CASE, second))
+    run = two_cases(context, second, doubtful(), doubtful(case=second))
+    best, other = checks_of(run)
+    slower = Verdict(
+        case_id=other.case.id,
+        metric=SPEED.name,
+        outcome=Outcome.REGRESSED,
+        comparison=Comparison(change_frac=-0.24, tolerance_frac=0.1),
+    )
+    key = ledger_key(other.case, 1, run.selection, run.context)
+    run.ledger.add(Checked.of(key, other.name_of(SPEED.name), slower))
+    gate = Gate((SPEED.name, Outcome.PASS))
+
+    (line,) = check_engine(run, gate)
+
+    assert gate.checks == []
+    assert line.startswith(f"{other}, side by side: ")
+    assert best.case.id not in line
+    assert all(verdict.has_code("ENGINE_SLOWER") for verdict in run.verdicts)
+
+
+def test_a_gate_that_was_cut_off_while_it_was_written_down_is_taken_up_again(
+    tmp_path: Path,
+) -> None:
+    run = moved_run(runs.context(tmp_path), doubtful(), doubtful(LATENCY))
+    check, *_ = checks_of(run)
+    key = ledger_key(check.case, 1, run.selection, run.context)
+    run.ledger.add(Checked.of(key, check.name_of(SPEED.name), doubtful()))
+    gate = Gate((SPEED.name, Outcome.REGRESSED), (LATENCY, Outcome.REGRESSED))
+
+    check_engine(run, gate)
+
+    assert len(gate.checks) == 1
+    assert all(verdict.has_code("ENGINE_SLOWER") for verdict in run.verdicts)
+
+
+def test_a_case_whose_baseline_cannot_be_read_loses_no_verdict(tmp_path: Path) -> None:
+    run = moved_run(runs.context(tmp_path), doubtful())
+    run.context.store.path(builders.CASE.id).write_text("{")
+
+    assert check_engine(run, Gate(error=AssertionError())) == []
+
+    assert run.verdicts == (doubtful(),)
