@@ -165,7 +165,7 @@ class _Rows:
 
     @property
     def ranks(self) -> Ints:
-        """How many nights that stand came before each one that does."""
+        """How many nights that stand came before, for those that stand themselves."""
         return np.asarray(np.cumsum(self.stands, axis=0) - 1)
 
     def level_nights(self) -> Bools:

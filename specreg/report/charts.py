@@ -161,14 +161,15 @@ def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | N
     """Return the interval of a value, derived from the interval of its change; None without one."""
     comparison = verdict.comparison
     expected = comparison.expected
-    if expected is None or comparison.low_frac is None or comparison.high_frac is None:
+    low_frac, high_frac = interval_of(verdict)
+    if expected is None or low_frac is None or high_frac is None:
         return None
 
     # A change is relative to the distance from the metric's origin: for AL, to AL - 1. A positive
     # change is better, so the highest value of a time belongs to the lowest change.
     base = metric.sign * (expected - metric.origin)
-    worse_end = expected + base * comparison.low_frac
-    better_end = expected + base * comparison.high_frac
+    worse_end = expected + base * low_frac
+    better_end = expected + base * high_frac
     return min(worse_end, better_end), max(worse_end, better_end)
 
 

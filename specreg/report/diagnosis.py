@@ -18,7 +18,8 @@ _KEPT_FRAC = 0.98
 _NEVER_ACCEPTED_FRAC = 0.1
 """If a first draft is accepted more rarely than this, it is as good as never accepted."""
 _STEP_FRAC = 0.05
-"""The cost of a step is a finding beside a lost acceptance from this share of the speed on."""
+"""Beside a lost acceptance, the cost of a step is named from this share of the speed on."""
+_SPEEDUP = "speedup_ratio"
 _BOTH = 2
 _MOST_NAMED = 3
 """The most cases that a sentence names."""
@@ -138,9 +139,9 @@ def say_once(
 def _where(names: Sequence[str], cases: int) -> str:
     """Say in which of so many cases something was found."""
     if len(names) == cases:
-        return "In both cases" if cases == _BOTH else f"In all {cases} cases"
+        return "In both" if cases == _BOTH else f"In all {cases} of them"
     if len(names) > _MOST_NAMED:
-        return f"In {len(names)} of {cases} cases"
+        return f"In {len(names)} of them"
     *others, last = names
     return f"In {', '.join(others)} and {last}"
 
@@ -249,7 +250,8 @@ def _lost_time(lost: Sequence[Verdict], *, has_lost_acceptance: bool) -> Iterato
             change_frac = 1 / (1 - change_frac) - 1
         if verdict.cause is not None:
             change_frac = dict(verdict.cause.parts).get("the cost of a step", 0.0)
-        elif has_lost_acceptance:
+        elif has_lost_acceptance or metric.name == _SPEEDUP:
+            # Without speculation it may have become faster.
             continue
         if change_frac < (-_STEP_FRAC if has_lost_acceptance else 0.0):
             amount = f"{render_change(change_frac)} of the speed"

@@ -1,9 +1,9 @@
 """The report document, `report.json`: everything that a run or a gate recorded and decided.
 
 There are two kinds. The suite, or a merge of its shards, writes the document of a run, whose
-headlines and hints follow from `run`. A document with two sides, `arms`, has them as fields. A gate
-writes one with the values of side A as `expected`, and `specreg report A B` puts two runs side by
-side in one without hints. The terminal, the HTML page and all exports are rendered from these
+headlines and hints follow from `run`. A document with two sides, `arms`, has fields for both: a
+gate writes one with the values of side A as `expected`, and `specreg report A B` puts two runs side
+by side in one without hints. The terminal, the HTML page and all exports are rendered from these
 documents, and `docs/report.schema.json` is their JSON Schema.
 """
 

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from urllib.parse import quote
 
@@ -35,7 +35,7 @@ from specreg.report.charts import (
     throughput_over_latency,
 )
 from specreg.report.document import CaseReport, ComparedReport, Report, last_verdicts
-from specreg.report.drawing import CurvePicture, IntervalPicture, spaced
+from specreg.report.drawing import BarPicture, CurvePicture, IntervalPicture, spaced
 from specreg.report.failures import by_case
 from specreg.report.parts import Commands, Part, Text
 from specreg.report.summary import MARKS, OUTCOMES, tone_of
@@ -161,11 +161,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         in_progress=in_progress,
         gains=gains,
         # The cards of the cases that fail have pictures of their positions already.
-        held=[
-            case
-            for case in report.cases
-            if case.case_id not in failing and positions_picture(case) is not None
-        ],
+        held=_held_positions(report.cases, failing, verdicts_by_case),
         histories=nights,
         line_names=line_names,
         nights_needed=undecided,
@@ -175,6 +171,20 @@ def render_page(report: Report, in_progress: str = "") -> str:
         cases=_in_order(case_by_id, ids_in_order),
     )
     return _OPTIONAL_TAGS.sub("", page)
+
+
+def _held_positions(
+    cases: Iterable[CaseReport],
+    failing: Collection[str],
+    verdicts_by_case: Mapping[str, Sequence[Verdict]],
+) -> Mapping[str, list[BarPicture]]:
+    """Return the pictures of the positions of the cases that don't fail, by method."""
+    by_method: dict[str, list[BarPicture]] = {}
+    for case in cases:
+        picture = positions_picture(case, verdicts_by_case.get(case.case_id, ()))
+        if case.case_id not in failing and picture is not None:
+            by_method.setdefault(case.method, []).append(picture)
+    return dict(sorted(by_method.items()))
 
 
 def _in_order(case_by_id: dict[str, CaseReport], case_ids: Sequence[str]) -> list[CaseReport]:
@@ -332,7 +342,6 @@ TEMPLATES.filters.update(
     log_links=_log_links,
     # A line alone, and grey lines of many cases, need no name.
     named=lambda curves: [curve for curve in curves if len(curves) > 1 and curve.color != "base"],
-    positions=positions_picture,
     oracle=lambda verdicts: list(oracle_positions(verdicts)),
     facts=known_facts,
     settings=changed_settings,

@@ -32,11 +32,11 @@ class Text:
     """A paragraph.
 
     Attributes:
-        is_note: whether it explains how something was measured, which a page shows small.
+        is_important: whether a page shows it in full size.
     """
 
     text: str
-    is_note: bool = True
+    is_important: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def _card(report: Report) -> str:
     """Draw the answer, what was compared, and the evidence of the worst case."""
     tone, sentence = answer_of(report)
     view = view_of(report)
-    texts = [part.text for part in view if isinstance(part, Text) and not part.is_note]
+    texts = [part.text for part in view if isinstance(part, Text) and part.is_important]
     texts.append(comparison_of(report))
     pictures: list[Picture] = []
     sections = [part for part in view if isinstance(part, Section)]

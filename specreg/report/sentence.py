@@ -45,8 +45,9 @@ _WRONG = {
 def answer_of(report: Report) -> tuple[Tone, str]:
     """Return the answer to the question of a report as a sentence without a full stop.
 
-    A loss makes it bad. A figure that nobody could judge, or that was worse than is tolerated
-    without a proof, makes it doubtful. A figure that a single night can't decide doesn't.
+    A loss makes it bad, and so does another figure whose test fails, whatever its own tone is. A
+    figure that was worse than is tolerated without a proof makes it doubtful. A figure that a
+    single night can't decide doesn't.
     """
     if isinstance(report, ComparedReport):
         return _answer_of_sides(report)
@@ -207,7 +208,7 @@ def unjudged_change(report: Report) -> str:
         parts.append(f"{len(changes) - _MOST_LISTED} more")
     listed = ", ".join(parts)
     option = f"{wording_of(report).launches}{needed_launches}"
-    return f"Too few launches to judge: {listed}; {option} would decide."
+    return f"Too few launches to judge: {listed}; with {option} they can be."
 
 
 def _unjudged(report: Report, failing: Sequence[Verdict]) -> str:

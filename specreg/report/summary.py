@@ -110,11 +110,18 @@ def busy_note(report: Report) -> str:
     load = report.run.load
     if load is None or not load.is_high:
         return ""
-    judged = [verdict.metric for verdict in report.run.verdicts if verdict.outcome in JUDGED]
+    outcomes = {
+        verdict.outcome
+        for verdict in report.run.verdicts
+        if verdict.metric in METRICS and METRICS[verdict.metric].quantity == "speed"
+    }
     speeds = "no speed was judged"
-    if any(name in METRICS and METRICS[name].quantity == "speed" for name in judged):
+    if outcomes & JUDGED:
         speeds = "speeds may, and were judged all the same"
-    return f"The machine was busy ({load}): acceptance doesn't depend on that; {speeds}."
+    elif Outcome.MEASURED in outcomes:
+        speeds = "speeds may, so record those on a quiet machine"
+    busy = f"The machine was busy when the run began ({load})"
+    return f"{busy}: acceptance doesn't depend on that; {speeds}."
 
 
 def _incomplete_note(report: RunReport) -> str:

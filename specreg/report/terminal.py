@@ -325,24 +325,30 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
         verdicts: the verdicts of the run.
         environment: the environment of this machine; None if nothing was compared with a baseline.
     """
-    first_notes: dict[tuple[str, Outcome], str] = {}
+    noted: dict[tuple[str, Outcome], list[Verdict]] = {}
     foreign_origins: dict[str, str] = {}
     for verdict in verdicts:
         is_noted = verdict.outcome in _NOTED or verdict.lacks in _LACKS_NOTED
         if verdict.reason is not None and is_noted:
-            subject = verdict.case_id
-            if verdict.comparison.expected is not None:
-                expected = verdict.comparison.expected
-                subject += f", {compared_cells(verdict.metric, expected, verdict.value).name}"
-            note = f"{subject}: {verdict.explanation}"
-            first_notes.setdefault((verdict.case_id, verdict.outcome), note)
+            noted.setdefault((verdict.case_id, verdict.outcome), []).append(verdict)
         if verdict.comparison.against not in {"", environment}:
             foreign_origins[verdict.case_id] = verdict.comparison.against
 
-    lines = list(first_notes.values())
+    lines = [_note_on(verdicts[0], len(verdicts)) for verdicts in noted.values()]
     if foreign_origins and environment is not None:
         lines.append(_foreign_note(foreign_origins))
     return "\n".join(lines)
+
+
+def _note_on(verdict: Verdict, figures: int) -> str:
+    """Render the reason of the first of so many figures of a case with one outcome."""
+    subject = verdict.case_id
+    expected = verdict.comparison.expected
+    if expected is not None:
+        subject += f", {compared_cells(verdict.metric, expected, verdict.value).name}"
+        if figures > 1:
+            subject += f" (and {figures - 1} more)"
+    return f"{subject}: {verdict.explanation}"
 
 
 def _foreign_note(origins: Mapping[str, str]) -> str:

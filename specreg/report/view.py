@@ -34,7 +34,7 @@ def view_of(report: Report) -> Parts:
     important = filter(None, (*causes, unjudged_change(report), busy_note(report)))
     return (
         VerdictLine(tone=tone, text=sentence),
-        *(Text(text, is_note=False) for text in important),
+        *(Text(text, is_important=True) for text in important),
         Text(comparison_of(report)),
         *map(Text, notes_of(report)),
         *next_steps(report),

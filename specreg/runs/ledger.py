@@ -408,6 +408,7 @@ class Recorded:
         failed: the measurements and checks that failed, in the order in which they did.
         segments: the segments of a soak, in order.
         ended: where launches have ended, measured or failed, without those that were replaced.
+            Failures and replacements are known only if the last of several with one key counts.
     """
 
     begun: Sequence[Key] = ()

@@ -126,7 +126,7 @@ def test_an_acceptance_and_a_step_that_are_both_lost_are_both_named() -> None:
 @pytest.mark.parametrize(
     ("metric", "change_frac", "amount"),
     [
-        ("speedup_ratio", -0.8, "-80.0% of the speed"),
+        ("throughput_tokens_per_s", -0.8, "-80.0% of the speed"),
         # A time that became five times as long leaves a fifth of the speed.
         ("tpot_p50_ms", -4.0, "-80.0% of the speed"),
     ],
@@ -137,6 +137,12 @@ def test_a_step_costs_the_whole_loss_if_acceptance_is_as_before(
     lost = reports.with_fields(reports.LOST, metric=metric, cause=None, change_frac=change_frac)
     (finding,) = diagnose(case_with(BEFORE), [lost])
     assert (finding.code, finding.amount) == ("STEP_COSTS_MORE", amount)
+
+
+def test_a_speedup_alone_says_nothing_of_a_step() -> None:
+    """The server without speculation may have become faster."""
+    lost = reports.with_fields(reports.LOST, metric="speedup_ratio", cause=None, change_frac=-0.2)
+    assert codes(case_with(BEFORE), lost) == []
 
 
 def test_a_time_to_first_token_says_nothing_of_a_step() -> None:
@@ -154,7 +160,7 @@ def test_what_several_cases_share_is_said_once_with_the_amount_of_the_worst() ->
     milder = dataclasses.replace(STEP, amount="-60.0% of the speed")
     shared, own = say_once({"a": [STEP, THIRD], "c": [milder]}, NAMES, DRAFTERS)
     (sentence,) = shared
-    assert sentence.startswith("In both cases a step takes longer (-78.0% of the speed in eagle3")
+    assert sentence.startswith("In both a step takes longer (-78.0% of the speed in eagle3")
     assert own == {"a": [str(THIRD)], "c": []}
 
 
@@ -174,9 +180,9 @@ def test_of_many_cases_the_number_is_said() -> None:
     findings = {str(number): [STEP] for number in range(4)}
     names = {case_id: f"case {case_id}" for case_id in findings}
     shared, _ = say_once({**findings, "other": [THIRD]}, names, names)
-    assert shared[0].startswith("In 4 of 5 cases ")
+    assert shared[0].startswith("In 4 of them ")
     shared, _ = say_once(findings, names, names)
-    assert shared[0].startswith("In all 4 cases ")
+    assert shared[0].startswith("In all 4 of them ")
 
 
 def test_wrong_text_points_to_the_verifier() -> None:

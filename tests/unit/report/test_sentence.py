@@ -199,12 +199,12 @@ def test_power_that_this_machine_can_not_measure_is_a_note_and_no_doubt() -> Non
 
 
 def important(report: Report) -> list[str]:
-    return [part.text for part in view_of(report) if isinstance(part, Text) and not part.is_note]
+    return [part.text for part in view_of(report) if isinstance(part, Text) and part.is_important]
 
 
 @pytest.mark.parametrize(
     ("speed_outcome", "said"),
-    [(Outcome.PASS, "judged all the same"), (Outcome.MEASURED, "no speed was judged")],
+    [(Outcome.PASS, "judged all the same"), (Outcome.MEASURED, "record those on a quiet machine")],
 )
 def test_a_load_that_others_make_says_what_it_means_for_the_verdicts(
     speed_outcome: Outcome, said: str
@@ -229,9 +229,9 @@ def test_a_large_change_that_too_few_launches_show_is_said_with_what_decides_it(
     report = judged(*undecided)
     (sentence,) = important(report)
     assert "throughput 100 → 40 tokens/s in case-1, throughput" in sentence
-    assert "in case-3, 2 more; --specreg-launches=5 would" in sentence
+    assert "in case-3, 2 more; with --specreg-launches=5 they" in sentence
     (sentence,) = important(reports.gate_of(report.run))
-    assert "; --launches 5 would" in sentence
+    assert "; with --launches 5 they" in sentence
     assert not important(judged(too_few_launches("case", 95.0, 4)))
     assert not important(judged(too_few_launches("case", 40.0, 0)))
 
