@@ -117,11 +117,11 @@ def busy_note(report: Report) -> str:
     }
     speeds = "no speed was judged"
     if outcomes & JUDGED:
-        speeds = "speeds may, and were judged all the same"
+        speeds = "speeds do, and were judged all the same"
     elif Outcome.MEASURED in outcomes:
-        speeds = "speeds may, so record those on a quiet machine"
+        speeds = "speeds do, so record those on a quiet machine"
     busy = f"The machine was busy when the run began ({load})"
-    return f"{busy}: acceptance doesn't depend on that; {speeds}."
+    return f"{busy}. Acceptance doesn't depend on that; {speeds}."
 
 
 def _incomplete_note(report: RunReport) -> str:
