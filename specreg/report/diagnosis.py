@@ -20,6 +20,7 @@ _NEVER_ACCEPTED_FRAC = 0.1
 _STEP_FRAC = 0.05
 """Beside a lost acceptance, the cost of a step is named from this share of the speed on."""
 _SPEEDUP = "speedup_ratio"
+_THROUGHPUT = "throughput_tokens_per_s"
 _BOTH = 2
 _MOST_NAMED = 3
 """The most cases that a sentence names."""
@@ -139,7 +140,7 @@ def say_once(
 def _where(names: Sequence[str], cases: int) -> str:
     """Say in which of so many cases something was found."""
     if len(names) == cases:
-        return "In both" if cases == _BOTH else f"In all {cases} of them"
+        return "In both cases" if cases == _BOTH else f"In all {cases} of them"
     if len(names) > _MOST_NAMED:
         return f"In {len(names)} of them"
     *others, last = names
@@ -159,7 +160,7 @@ def diagnose(case: CaseReport, lost: Sequence[Verdict]) -> Iterator[Finding]:
             findings.append(finding)
 
     if "speed" in quantities:
-        findings += _lost_time(lost, has_lost_acceptance="acceptance" in quantities)
+        findings += _lost_time(case, lost, has_lost_acceptance="acceptance" in quantities)
     if _is_mostly_time(lost):
         findings.reverse()
     yield from findings
@@ -238,7 +239,18 @@ def _is_mostly_time(lost: Sequence[Verdict]) -> bool:
     )
 
 
-def _lost_time(lost: Sequence[Verdict], *, has_lost_acceptance: bool) -> Iterator[Finding]:
+def _is_slower_itself(case: CaseReport) -> bool:
+    """Return whether a case is slower, and not only the server without speculation faster."""
+    if case.expected is None or case.figures is None:
+        return False
+    before = case.expected.values.get(_THROUGHPUT)
+    now = case.figures.judged.get(_THROUGHPUT)
+    return before is not None and now is not None and now < (1 - _STEP_FRAC) * before
+
+
+def _lost_time(
+    case: CaseReport, lost: Sequence[Verdict], *, has_lost_acceptance: bool
+) -> Iterator[Finding]:
     """Yield a finding if the steps of a case take longer, with the share of the speed they cost."""
     for verdict in lost:
         change_frac = verdict.comparison.change_frac
@@ -250,8 +262,7 @@ def _lost_time(lost: Sequence[Verdict], *, has_lost_acceptance: bool) -> Iterato
             change_frac = 1 / (1 - change_frac) - 1
         if verdict.cause is not None:
             change_frac = dict(verdict.cause.parts).get("the cost of a step", 0.0)
-        elif has_lost_acceptance or metric.name == _SPEEDUP:
-            # Without speculation it may have become faster.
+        elif has_lost_acceptance or (metric.name == _SPEEDUP and not _is_slower_itself(case)):
             continue
         if change_frac < (-_STEP_FRAC if has_lost_acceptance else 0.0):
             amount = f"{render_change(change_frac)} of the speed"

@@ -61,7 +61,7 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a gate, or one of two runs side by side.
 
     Attributes:
-        name: a or B.
+        name: A or B.
         text: the side as it was typed on the command line; for one of two runs, the name of the run
             and its environment.
         overrides: the settings that differ from those of the tier, as KEY=VALUE.

@@ -139,10 +139,22 @@ def test_a_step_costs_the_whole_loss_if_acceptance_is_as_before(
     assert (finding.code, finding.amount) == ("STEP_COSTS_MORE", amount)
 
 
-def test_a_speedup_alone_says_nothing_of_a_step() -> None:
-    """The server without speculation may have become faster."""
+@pytest.mark.parametrize(("throughput", "said"), [(50.0, ["STEP_COSTS_MORE"]), (99.0, [])])
+def test_a_lost_speedup_is_the_cost_of_a_step_only_if_the_case_itself_is_slower(
+    throughput: float, said: list[str]
+) -> None:
+    """Else the server without speculation became faster."""
+    name = "throughput_tokens_per_s"
+    case = case_with(BEFORE)
+    assert case.figures is not None
+    assert case.expected is not None
+    slower = msgspec.structs.replace(
+        case,
+        figures=msgspec.structs.replace(case.figures, judged={name: throughput}),
+        expected=msgspec.structs.replace(case.expected, values={name: 100.0}),
+    )
     lost = reports.with_fields(reports.LOST, metric="speedup_ratio", cause=None, change_frac=-0.2)
-    assert codes(case_with(BEFORE), lost) == []
+    assert codes(slower, lost) == said
 
 
 def test_a_time_to_first_token_says_nothing_of_a_step() -> None:
@@ -160,7 +172,7 @@ def test_what_several_cases_share_is_said_once_with_the_amount_of_the_worst() ->
     milder = dataclasses.replace(STEP, amount="-60.0% of the speed")
     shared, own = say_once({"a": [STEP, THIRD], "c": [milder]}, NAMES, DRAFTERS)
     (sentence,) = shared
-    assert sentence.startswith("In both a step takes longer (-78.0% of the speed in eagle3")
+    assert sentence.startswith("In both cases a step takes longer (-78.0% of the speed in eagle3")
     assert own == {"a": [str(THIRD)], "c": []}
 
 
