@@ -27,8 +27,8 @@ CASE = "vllm-draft_model-tiny-toy-c1"
 PINNED = "vllm-scheduled-tiny-al2.5-toy-c1"
 PADDED = "vllm-eagle3-tiny-toy-c4"
 """Of the tier `cpu`."""
-CAP_TOKENS = 55
-"""With 1, 2, 1, 2, … drafts accepted that is 22 steps."""
+CAP_TOKENS = 81
+"""With 1, 2, 1, 2, … drafts accepted that is 32 steps, the last of which is cut off nowhere."""
 
 
 def specreg(folder: Path, *arguments: str, speed: bool) -> tuple[int, str]:
@@ -59,19 +59,24 @@ def specreg(folder: Path, *arguments: str, speed: bool) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def run(folder: Path, *arguments: str, speed: bool) -> tuple[str, ComparedReport]:
-    """Two sides of the same version, of which B is refused; what the command said and wrote."""
+def run(folder: Path, *arguments: str, speed: bool) -> ComparedReport:
+    """Two sides of the same version, of which B is refused."""
     status, output = specreg(folder, "gate", VERSION, VERSION, *arguments, speed=speed)
     assert status == 1, output
     report = load_report(folder / "out" / "report.json")
     assert isinstance(report, ComparedReport)
-    return output, report
+    return report
 
 
 def judged(report: ComparedReport, case_id: str, metric: str) -> Verdict:
     """One row of a report."""
     rows = report.run.verdicts
     return next(row for row in rows if (row.case_id, row.metric) == (case_id, metric))
+
+
+def answers(report: ComparedReport) -> str:
+    """What the gate answered, with the cause of each loss."""
+    return "; ".join(headline.text for headline in report.answers)
 
 
 def foreseen(schedule: Sequence[int]) -> float:
@@ -81,10 +86,13 @@ def foreseen(schedule: Sequence[int]) -> float:
 
 
 def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
-    """Of 33 drafts that an answer's 22 steps accept, one: the tolerance is 2 %."""
+    """One of 48 accepted drafts, so that an answer takes 33 steps and not 32; 2 % is tolerated.
+
+    A draft that is lost beside one that the end of the answer cuts off would change no step.
+    """
     pinned = (1, 2)
-    planted = (1, 1, *(1, 2) * 10)
-    output, report = run(
+    planted = (1, 1, *(1, 2) * 16)
+    report = run(
         tmp_path,
         *("--pin", "2.5", "--launches", "2"),
         *("--b", f"engine_env.SCHEDULED_ACCEPTED={','.join(map(str, planted))}"),
@@ -97,7 +105,7 @@ def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
     assert lost.comparison.expected == pytest.approx(1 + a)
     assert lost.value == pytest.approx(1 + b)
     assert lost.comparison.change_frac == pytest.approx(b / a - 1)
-    assert f"{PINNED} is worse because of acceptance" in output
+    assert f"{PINNED} is worse because of acceptance" in answers(report)
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
     assert judged(report, CASE, LOSSLESS).outcome == "PASS"
     assert judged(report, PINNED, LOSSLESS).outcome == "NOT_COMPARABLE"
@@ -105,7 +113,7 @@ def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
 
 def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
     """Prefill is a step too, so it may be found to be slower as well."""
-    output, report = run(
+    report = run(
         tmp_path,
         *("--launches", "6", "--b", "engine_env.PLANTED_FAULT=sleep"),
         *("--a", f"engine_env.PYTHONPATH={PLANTED}", "--b", f"engine_env.PYTHONPATH={PLANTED}"),
@@ -113,7 +121,7 @@ def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
     )
     assert judged(report, CASE, "throughput_tokens_per_s").outcome == "REGRESSED"
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
-    assert re.search(f"{CASE} is worse because of (prefill, )?the cost of a step", output)
+    assert re.search(f"{CASE} is worse because of (prefill, )?the cost of a step", answers(report))
 
 
 def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
@@ -122,19 +130,19 @@ def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
     The planted fault sleeps once in each step, before what the target computes.
     """
     there = f"engine_env.PYTHONPATH={PLANTED}"
-    output, report = run(
+    report = run(
         tmp_path,
         *("--matrix", "fixtures/matrix", "--case", PADDED, "--seconds", "30"),
         *("--a", there, "--b", there, "--b", "engine_env.PLANTED_FAULT=sleep"),
         *("--b", "engine_env.PLANTED_SLEEP_S=0.0006"),
         speed=True,
     )
-    assert "DON'T" in output
+    assert report.answers[0].subject == "DON'T"
     assert judged(report, PADDED, "throughput_tokens_per_s").outcome == "REGRESSED"
     lost = judged(report, PADDED, "step_p50_ms")
     assert lost.comparison.change_frac == pytest.approx(-0.05, abs=0.02)
     assert judged(report, PADDED, "acceptance_length_tokens").outcome == "PASS"
-    assert f"{PADDED} is worse because of the cost of a step" in output
+    assert f"{PADDED} is worse because of the cost of a step" in answers(report)
 
 
 def test_the_release_in_which_a_draft_was_lost_is_found(
