@@ -114,6 +114,18 @@ def check_engine(run: Run, gate: "Gate") -> list[str]:
     return list(run.lines)
 
 
+def find_slower(run: Run, check: EngineCheck) -> None:
+    """Let the ledger have that the present version is slower."""
+    slower = Verdict(
+        case_id=check.case.id,
+        metric=SPEED.name,
+        outcome=Outcome.REGRESSED,
+        comparison=Comparison(change_frac=-0.24, tolerance_frac=0.1),
+    )
+    key = ledger_key(check.case, 1, run.selection, run.context)
+    run.ledger.add(Checked.of(key, check.name_of(SPEED.name), slower))
+
+
 class Gate:
     """Measures nothing, and says what a test says about it."""
 
@@ -397,14 +409,7 @@ def test_the_ledger_has_what_a_gate_of_two_versions_found(
     if before:
         change = EngineChange(engine="vllm", before=before, tonight="0.33.0")
         check = EngineCheck(case=builders.CASE, change=change, tolerances={SPEED.name: 0.1})
-        slower = Verdict(
-            case_id=builders.CASE.id,
-            metric=SPEED.name,
-            outcome=Outcome.REGRESSED,
-            comparison=Comparison(change_frac=-0.24, tolerance_frac=0.1),
-        )
-        key = ledger_key(builders.CASE, 1, run.selection, run.context)
-        run.ledger.add(Checked.of(key, check.name_of(SPEED.name), slower))
+        find_slower(run, check)
 
     run.end()
 
@@ -434,14 +439,7 @@ def test_a_gate_of_another_case_than_the_best_one_is_not_repeated(tmp_path: Path
     context = runs.context(tmp_path, cases=(builders.CASE, second))
     run = two_cases(context, second, doubtful(), doubtful(case=second))
     best, other = checks_of(run)
-    slower = Verdict(
-        case_id=other.case.id,
-        metric=SPEED.name,
-        outcome=Outcome.REGRESSED,
-        comparison=Comparison(change_frac=-0.24, tolerance_frac=0.1),
-    )
-    key = ledger_key(other.case, 1, run.selection, run.context)
-    run.ledger.add(Checked.of(key, other.name_of(SPEED.name), slower))
+    find_slower(run, other)
     gate = Gate((SPEED.name, Outcome.PASS))
 
     (line,) = check_engine(run, gate)
@@ -457,8 +455,7 @@ def test_a_gate_that_was_cut_off_while_it_was_written_down_is_taken_up_again(
 ) -> None:
     run = moved_run(runs.context(tmp_path), doubtful(), doubtful(LATENCY))
     check, *_ = checks_of(run)
-    key = ledger_key(check.case, 1, run.selection, run.context)
-    run.ledger.add(Checked.of(key, check.name_of(SPEED.name), doubtful()))
+    find_slower(run, check)
     gate = Gate((SPEED.name, Outcome.REGRESSED), (LATENCY, Outcome.REGRESSED))
 
     check_engine(run, gate)
