@@ -258,7 +258,7 @@ def _lost_time(
         if metric is None or not metric.of_output or change_frac is None:
             continue
         if metric.sign < 0:
-            # The change of a time, as that of the speed which is its inverse.
+            # A speed is the inverse of a time.
             change_frac = 1 / (1 - change_frac) - 1
         if verdict.cause is not None:
             change_frac = dict(verdict.cause.parts).get("the cost of a step", 0.0)

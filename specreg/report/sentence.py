@@ -29,7 +29,7 @@ _LOST = (Outcome.WRONG, Outcome.REGRESSED)
 _ALONE_FRAC = 0.9
 """A part of a change is named as its only cause from this share on."""
 _LARGE_FRAC = 0.1
-"""A change for the worse that nobody judged is said from this share on."""
+"""An undecided change for the worse is mentioned from this share on."""
 _MOST_LISTED = 3
 """The most cases that a sentence lists."""
 _LONGEST_NAME = 40

@@ -119,7 +119,7 @@ def _replaced_by(place: Place, ended: set[Place]) -> set[Place]:
     """Return the places whose launches no longer count once one is made at a place.
 
     A launch that is made again replaces the earlier one, even if it measures nothing. In a gate it
-    also replaces that of the other side, which was made at another hour, and will be made again.
+    also replaces the other side's, which was made at another hour, so that side is launched again.
 
     Args:
         place: where a launch is made.
