@@ -603,7 +603,8 @@ def power_over_time(traces: Sequence[PowerTrace], span: Span) -> tuple[float, ..
     for trace in traces:
         drawn_mj += np.diff(np.interp(edges_ns, *_energy_curve(trace.samples)))
     part_s = (end_ns - start_ns) / max(parts, 1) / _NS_PER_S
-    return tuple(round(energy_mj / _MJ_PER_J / part_s, 2) for energy_mj in drawn_mj)
+    watts = drawn_mj / _MJ_PER_J / part_s
+    return tuple(watts.round(2).tolist())
 
 
 def _energy_curve(samples: Sequence[DeviceSample]) -> tuple[np.ndarray, np.ndarray]:

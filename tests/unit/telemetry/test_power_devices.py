@@ -8,6 +8,7 @@ import pytest
 
 from specreg.core.errors import InvalidMeasurementError
 from specreg.telemetry.power_record import (
+    PowerRecord,
     arm_power,
     check_alone,
     check_not_throttled,
@@ -201,6 +202,34 @@ def test_the_power_over_time_is_that_of_all_devices_however_each_is_read() -> No
     assert sum(watts) / 2 == pytest.approx(100 * 10 + 300 * 10 + 50 * 20)
     an_hour = power_over_time([reading], (0, 3600 * 10**9))
     assert len(an_hour) == 200
+
+
+@pytest.mark.parametrize("counted_mj", [10**4, None], ids=["counter", "watts"])
+def test_a_record_is_read_back_from_the_file_of_a_run_as_it_was(counted_mj: int | None) -> None:
+    """All that a run has measured is lost with a line that can't be written."""
+    samples = [
+        DeviceSample(
+            device_index=0,
+            at_ns=at * 10**8,
+            state=DeviceState(
+                average_mw=100_000 if at >= 50 else 60_000,
+                sm_clock_mhz=1_500,
+                memory_clock_mhz=2_600,
+                temperature_c=60,
+                throttle_mask=0,
+                utilisation_frac=0.5,
+                used_bytes=2**30,
+            ),
+            energy_mj=counted_mj and counted_mj * at,
+        )
+        for at in range(210)
+    ]
+    trace = PowerTrace(device=builders.device(), samples=samples)
+    span, idle = (5 * 10**9, 20 * 10**9), (0, 5 * 10**9)
+    power = record_power([trace], span, tokens=1_000, accepted_frac=0.5, idle=idle)
+    assert power.case
+    assert power.case.over_time_w == (100.0,) * 30
+    assert msgspec.json.decode(msgspec.json.encode(power), type=PowerRecord) == power
 
 
 def test_a_round_between_two_samples_is_held_back_as_these_are() -> None:
