@@ -138,7 +138,7 @@ class CountingDifference(StrEnum):
     DRAFTS = "drafts"
     """Each answer has as many tokens and took as many steps, but not as many accepted drafts. For
     instance, one counts the accepted drafts that the end of an answer cut off, the other doesn't
-    (vllm-project/vllm#56101); or only one accepted more drafts than the answer had room for."""
+    (vllm-project/vllm#56101). Or a drafter changed in drafts that come after the end."""
 
     @property
     def description(self) -> str:
@@ -149,8 +149,8 @@ class CountingDifference(StrEnum):
             ),
             CountingDifference.DRAFTS: (
                 "the answers have equally many tokens and steps, but other numbers of accepted"
-                " drafts: the engine counts drafts differently, or the ends of the answers cut off"
-                " all that differs"
+                " drafts: the engine counts drafts differently, or the answers ended before the"
+                " drafts that differ"
             ),
         }
         return (

@@ -546,8 +546,8 @@ NOT_COMPARABLE: Mapping[str, Entry] = {
         "{versions}{difference}",
         "",
         "A version or a model runner counts other drafts or steps for the same answers, or a"
-        " drafter changed where the end of an answer cuts it off. The acceptance length is compared"
-        " over all steps; record again to judge the rate and the positions.",
+        " drafter changed in drafts that come after the end of an answer. The acceptance length is"
+        " compared over all steps; record again to judge the rate and the positions.",
     ),
     "source_changed": Entry(
         "measured as {measured}, recorded as {recorded}",
