@@ -53,6 +53,7 @@ _LEAST_OF_USUAL = 1 / 50
 _MOST_OF_REST = 1.1
 """How many times the power at rest a sensor shows that stood still since then."""
 _CHECK_SENSOR = "check with the vendor's tool, such as nvidia-smi or amd-smi, that it shows power"
+_NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _MOST_PARTS = 200
 """The most parts of a block whose power is recorded one by one."""
 _SHORTEST_PART_NS = 5 * 10**8
@@ -490,13 +491,13 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     device: Device
-    energy_j: float | None = None
-    mean_w: float | None = None
+    energy_j: _NotNegative | None = None
+    mean_w: _NotNegative | None = None
     from_counter: bool = False
-    error_frac: float | None = None
-    idle_w: float | None = None
+    error_frac: _NotNegative | None = None
+    idle_w: _NotNegative | None = None
     idle_invalid: str = ""
-    peak_w: float | None = None
+    peak_w: _NotNegative | None = None
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
     temperature_c: int | None = None
@@ -529,18 +530,18 @@ class ArmPower(msgspec.Struct, frozen=True, kw_only=True):
             empty if a device's energy isn't valid.
     """
 
-    window_s: float
-    tokens: int
-    energy_j: float | None
-    mean_w: float | None
-    idle_w: float | None
-    error_frac: float | None
-    energy_j_per_token: float | None
+    window_s: _NotNegative
+    tokens: Annotated[int, msgspec.Meta(ge=0)]
+    energy_j: _NotNegative | None
+    mean_w: _NotNegative | None
+    idle_w: _NotNegative | None
+    error_frac: _NotNegative | None
+    energy_j_per_token: _NotNegative | None
     above_idle_j_per_token: float | None
-    energy_j_per_accepted_token: float | None
-    tokens_per_kwh: float | None
+    energy_j_per_accepted_token: _NotNegative | None
+    tokens_per_kwh: _NotNegative | None
     devices: tuple[DeviceRecord, ...]
-    over_time_w: Annotated[tuple[float, ...], msgspec.Meta(max_length=_MOST_PARTS)] = ()
+    over_time_w: Annotated[tuple[_NotNegative, ...], msgspec.Meta(max_length=_MOST_PARTS)] = ()
 
 
 class PowerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -557,7 +558,7 @@ class PowerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     case: ArmPower | None = None
     control: ArmPower | None = None
-    energy_ratio: float | None = None
+    energy_ratio: _NotNegative | None = None
     invalid: Reason | None = None
     too_short: str = ""
 

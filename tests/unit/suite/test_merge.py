@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.core.errors import SpecregError
 from specreg.report.files import load_verdict
 from specreg.suite.plan import PLAN, PlanOptions
+from tests.unit import builders
 from tests.unit.builders.shard_folders import (
     LENGTH,
     TPOT,
@@ -344,6 +346,13 @@ def test_a_fifo_keeps_nobody_waiting(machine: MergingMachine, name: str) -> None
     assert "is a FIFO, needed a regular file" in str(done.exception)
 
 
+def drawn(**changes: float) -> dict[str, Any]:
+    """The power of a case, with these numbers in it."""
+    record: dict[str, Any] = msgspec.to_builtins(builders.power())
+    record["case"] |= changes
+    return record
+
+
 MISFIT_LINES = (
     ("Replayed", {"finished.trace.sent_ns": 10**400}),
     ("Replayed", {"finished.trace.sent_ns": -1}),
@@ -362,6 +371,9 @@ MISFIT_LINES = (
     ("Measured", {"acceptance.prompts.0.counts.accepted": -(2**52)}),
     ("Measured", {"acceptance.prompts.1.counts.steps": -3}),
     ("Measured", {"acceptance.later_tokens": -1}),
+    ("Measured", {"power": drawn(energy_j_per_token=-2.0)}),
+    ("Measured", {"power": drawn(mean_w=-200.0)}),
+    ("Measured", {"power": drawn(tokens=-1)}),
     ("Replayed", {"finished.trace.acceptance.proposed": -1}),
     ("Replayed", {"finished.trace.empty_replies": -1}),
     ("Measured", {"invalid": {"beauty": "why"}}),
@@ -393,6 +405,18 @@ def test_a_ledger_that_says_what_cannot_be_is_refused(
         done = machine.merge(shard)
     assert isinstance(done.exception, SpecregError), done.output
     assert "ledger" in str(done.exception)
+
+
+def test_a_ledger_that_says_what_its_devices_drew_is_taken(machine: MergingMachine) -> None:
+    shard = machine.shard()
+    ledger = shard / "ledger.jsonl"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    for line in lines:
+        if line["type"] == "Measured":
+            line["power"] = drawn()
+    ledger.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = machine.merge(shard)
+    assert not isinstance(done.exception, SpecregError), done.output
 
 
 def test_a_torn_line_loses_no_other_measurement(machine: MergingMachine) -> None:

@@ -220,7 +220,7 @@ def test_a_record_is_read_back_from_the_file_of_a_run_as_it_was(counted_mj: int 
                 utilisation_frac=0.5,
                 used_bytes=2**30,
             ),
-            energy_mj=counted_mj and counted_mj * at,
+            energy_mj=None if counted_mj is None else counted_mj * at,
         )
         for at in range(210)
     ]
