@@ -5,6 +5,7 @@ the history is an input of a run, and it can be copied to another checkout. With
 less sensitive, but never wrong. Recording a baseline takes the noise of identical runs from it.
 """
 
+import contextlib
 import datetime as dt
 import hashlib
 import math
@@ -47,6 +48,10 @@ _Value = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST_VALUE)]
 _LaunchCount = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 _LaunchValues = Annotated[list[_Value], msgspec.Meta(max_length=10_000)]
 _MAX_BYTES = 1024 * MIB
+RUN_TIME = "%Y%m%dT%H%M%S"
+"""A run's name begins with its start in UTC, `20261121T031500`, or at least with its date."""
+_RUN_TIMES = ((RUN_TIME, 15), ("%Y%m%d", 8))
+"""The formats of that beginning, and how many characters they have."""
 _SPEED_DEFINITION = b"short turns, all over all"
 """How speeds are measured. It is part of the checksum of the settings, so that speeds which were
 measured by an earlier definition aren't compared. Change it whenever the definition changes."""
@@ -337,6 +342,18 @@ class _CaseOfLine(msgspec.Struct):
     case_id: str
 
 
+def began_s(run: str) -> float:
+    """Return when a run began, in seconds since 1970; infinity if its name doesn't say that.
+
+    A run whose start is unknown counts as one of the future, and is left out.
+    """
+    for time_format, characters in _RUN_TIMES:
+        with contextlib.suppress(ValueError):
+            began = dt.datetime.strptime(run[:characters], time_format).replace(tzinfo=dt.UTC)
+            return began.timestamp()
+    return math.inf
+
+
 def load_history(path: Path, now: dt.datetime, case_ids: Collection[str] | None = None) -> History:
     """Load a history file.
 
@@ -364,19 +381,16 @@ def load_history(path: Path, now: dt.datetime, case_ids: Collection[str] | None 
     records_by_case: dict[str, dict[str, RunRecord]] = {}
     torn_lines = 0
     future_runs: list[str] = []
-
-    # No name of a run that has begun is sorted after this one.
-    last_name = f"{now:%Y%m%dT%H%M%S}~"
     for line in lines:
         try:
             if case_ids is not None and case_decoder.decode(line).case_id not in case_ids:
                 continue
             record = decoder.decode(line)
-            _check_values(record)
+            _check_record(record)
         except UNREADABLE:
             torn_lines += 1
             continue
-        if record.run > last_name:
+        if began_s(record.run) > now.timestamp():
             future_runs.append(record.run)
             continue
         records_by_case.setdefault(record.case_id, {})[record.run] = record
@@ -396,12 +410,15 @@ def load_history(path: Path, now: dt.datetime, case_ids: Collection[str] | None 
     return History(by_case, problem)
 
 
-def _check_values(record: RunRecord) -> None:
-    """Check that the logarithm of each value can be calculated with.
+def _check_record(record: RunRecord) -> None:
+    """Check that a record has a night, and that its logarithms can be calculated with.
 
     Raises:
-        msgspec.ValidationError: a value is above 0 and too small.
+        msgspec.ValidationError: the run began on no day of the calendar, or a value is above 0 and
+            too small.
     """
+    if began_s(record.run) == math.inf:
+        raise msgspec.ValidationError("a run that began on no day of the calendar")
     lists = (*record.launch_values.values(), *record.control_values.values())
     for values in (record.values.values(), *lists):
         if any(0 < value < _LEAST_VALUE for value in values):

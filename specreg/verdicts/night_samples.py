@@ -1,6 +1,5 @@
 """Turn a machine's baselines and its history into the samples by which its speeds are judged."""
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
@@ -10,16 +9,12 @@ from specreg.baselines.schema import Baseline
 from specreg.core.families import Family
 from specreg.judging.samples import Sample, level_of
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.verdicts.history import RunRecord, baseline_sha256, settings_sha256
+from specreg.verdicts.history import RunRecord, baseline_sha256, began_s, settings_sha256
 from specreg.verdicts.software import software_of_baseline, whole_software
 from specreg.verdicts.verdict import Outcome
 
 SPEEDS = tuple(metric for metric in METRICS.values() if metric.by_launch)
 """The metrics that are judged by nights."""
-RUN_TIME = "%Y%m%dT%H%M%S"
-"""A run's name begins with its start in UTC, `20261121T031500`, or at least with its date."""
-_RUN_TIMES = ((RUN_TIME, 15), ("%Y%m%d", 8))
-"""The formats of that beginning, and how many characters they have."""
 
 
 def samples_of(
@@ -165,18 +160,6 @@ def _sample_of_baseline(
         return None
     software = tuple(software_of_baseline(baseline).items())
     return dataclasses.replace(sample, planned=len(sample.logs), software=software)
-
-
-def began_s(run: str) -> float:
-    """Return when a run began, in seconds since 1970; infinity if its name doesn't say that.
-
-    A run whose start is unknown counts as one of the future, and is left out.
-    """
-    for time_format, characters in _RUN_TIMES:
-        with contextlib.suppress(ValueError):
-            began = datetime.strptime(run[:characters], time_format).replace(tzinfo=UTC)
-            return began.timestamp()
-    return math.inf
 
 
 def _date_s(baseline: Baseline) -> float:

@@ -29,7 +29,7 @@ from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import Effect
 from specreg.verdicts.acceptance_nights import LastingLoss
 from specreg.verdicts.detection import mde_frac, speed_loss, to_frac
-from specreg.verdicts.history import night_control_values
+from specreg.verdicts.history import RUN_TIME, began_s, night_control_values
 from specreg.verdicts.judge import (
     Obstacle,
     against_of,
@@ -42,7 +42,7 @@ from specreg.verdicts.judge import (
     unreadable_baseline,
     with_outlook,
 )
-from specreg.verdicts.night_samples import RUN_TIME, began_s, sample_of, samples_of
+from specreg.verdicts.night_samples import sample_of, samples_of
 from specreg.verdicts.references import References
 from specreg.verdicts.software import software_of_launch, whole_software
 from specreg.verdicts.verdict import Cause, Comparison, Lack, Outcome, Verdict, with_remark

@@ -86,11 +86,14 @@ LINE = msgspec.json.encode(past_run())
         LINE.replace(b'"launch_values":{}', b'"launch_values":{"tpot_p50_ms":[8.0,1e30]}'),
         LINE.replace(b'"launch_values":{}', b'"launch_values":{"tpot_p50_ms":[8.0,NaN]}'),
         LINE.replace(b"20261121-0730", b"last-night"),
+        LINE.replace(b"20261121-0730", b"20260230T020000-1"),
+        LINE.replace(b"20261121-0730", b"00000000"),
+        LINE.replace(b"20261121-0730", b"99999999T999999-1"),
     ],
     ids=[
         *("cut-off", "of-another-form", "no-text", "without-a-launch", "launches-of-400-digits"),
         *("a-huge-value", "a-tiny-value", "a-negative-value", "a-huge-launch", "no-number"),
-        "without-a-date",
+        *("without-a-date", "30-February", "year-0", "month-99"),
     ],
 )
 def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: bytes) -> None:
@@ -103,7 +106,7 @@ def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: b
     assert load_history(path, LATER).problem.endswith(": 1 line(s) can't be read; the rest is used")
 
 
-@pytest.mark.parametrize("run", ["20300101T000000-1", "99999999T999999-1", "20261128T120001-7"])
+@pytest.mark.parametrize("run", ["20300101T000000-1", "99991231", "20261128T120001-7"])
 def test_a_night_of_the_future_is_left_out_and_named(path: Path, run: str) -> None:
     now = dt.datetime(2026, 11, 28, 12, tzinfo=dt.UTC)
     night = past_run(run="20261128T120000-7")

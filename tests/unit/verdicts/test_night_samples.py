@@ -1,7 +1,5 @@
 """Recorded nights become samples, and are judged by the fold as they should be."""
 
-import datetime as dt
-
 import msgspec
 import pytest
 
@@ -10,12 +8,12 @@ from specreg.judging.nights import GPU
 from specreg.judging.rules import NightFinding
 from specreg.judging.samples import Sample
 from specreg.judging.verdicts import NightJudge
-from specreg.verdicts.history import RunRecord, load_history
-from specreg.verdicts.night_samples import began_s, samples_of
+from specreg.verdicts.history import RunRecord, began_s, load_history
+from specreg.verdicts.night_samples import samples_of
 from tests.unit import builders
+from tests.unit.builders.histories import LATER
 
 CASE = "vllm-eagle3-wide-8b-toy-c16"
-LATER = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 RECORDS = load_history(builders.ROOT / "fixtures/recordings/h200/history.jsonl", LATER).of(CASE)
 PLANTED_RUN = 4
 """The run in which each step took 12 ms more."""
