@@ -281,7 +281,7 @@ class Fold:
         self._level = self._level_of_all / decisions
         self.spread.add_launches(night.launch_squares, night.launches - 1)
         shows_spread = self.is_usual & (np.asarray(night.unshared_variance) == 0)
-        self.spread.add_night(night.planned_levels, night.planned, shows_spread)
+        self.spread.add_night(night.planned_levels, night.planned, shows_spread, night.restarts)
         self.tonight = self.change_of(night.levels, night.launches, night.unshared_variance)
         self.kept = self._change(
             night.levels, night.launches, night.unshared_variance, self._mean(self._kept_rows())

@@ -498,6 +498,18 @@ CHANGED: Sequence[LimitedScenario] = (
     ),
     (
         Scenario(
+            name="one of six on a CPU -15 % from its first night, launches 1 %",
+            launch_frac=0.01,
+            cases=(6,),
+            speeds=1,
+            nights=10,
+            planted=(Planted(change_frac=-0.15),),
+            prior=CPU,
+        ),
+        (_found(10, 0.9), PASSED, CLOSED),
+    ),
+    (
+        Scenario(
             name="one case -5 % from night 11 on",
             nights=25,
             planted=(Planted(change_frac=-0.05, first=11),),

@@ -65,13 +65,19 @@ class SpreadEstimator:
     def __init__(self, groups: Sequence[Ints], night_frac: float, launch_frac: float) -> None:
         figures = sum(len(group) for group in groups)
         self._groups = groups
+        self._has_others = np.zeros(figures, bool)
+        for group in groups:
+            self._has_others[group] = len(group) > 1
         self._between_prior = night_frac**2
         self._launch_prior = launch_frac**2
         self._launch_squares = np.zeros(figures)
         self._launch_freedom = np.zeros(figures)
         self._night_squares = np.zeros(figures)
         self._night_freedom = np.zeros(figures)
+        self._first_squares = np.zeros(figures)
+        self._first_freedom = np.zeros(figures)
         self._levels_before = np.full(figures, np.nan)
+        self._was_recorded = np.zeros(figures, bool)
         self._launches_before = np.ones(figures)
         self._launch = np.full(figures, self._launch_prior)
         self.night = np.full(figures, self._launch_prior + self._between_prior)
@@ -92,13 +98,16 @@ class SpreadEstimator:
         self._launch_squares += squares
         self._launch_freedom += freedom
 
-    def add_night(self, levels: Floats, launches: Floats, is_usual: Bools) -> None:
+    def add_night(
+        self, levels: Floats, launches: Floats, is_usual: Bools, is_recorded: Bools
+    ) -> None:
         """Add a night, and estimate the variances anew.
 
         Args:
             levels: the level of each figure over its planned launches; NaN without one.
             launches: how many launches these are.
             is_usual: whether this night of a figure shows how much it varies.
+            is_recorded: whether this night recorded the level of a figure.
         """
         has_level = np.isfinite(levels)
         usual = is_usual & has_level
@@ -111,13 +120,22 @@ class SpreadEstimator:
         variances = (np.minimum(differences, most) + averaged_out) / 2
         squares = np.where(known, _DIFFERENCE_FREEDOM * variances, 0.0)
         freedom = np.where(known, _DIFFERENCE_FREEDOM, 0.0)
+        # A figure alone shows nothing of how figures vary together.
+        shared_squares = np.where(self._has_others, squares + self._first_squares, 0.0)
+        shared_freedom = np.where(self._has_others, freedom + self._first_freedom, 0.0)
         for group in self._groups:
-            # A figure alone shows nothing of how figures vary together.
-            tonight = group[:0] if len(group) == 1 else group
-            self._estimate(group, float(squares[tonight].sum()), float(freedom[tonight].sum()))
+            self._estimate(
+                group, float(shared_squares[group].sum()), float(shared_freedom[group].sum())
+            )
 
-        self._night_squares += squares
-        self._night_freedom += freedom
+        # A loss since the recorded night would hide itself in the step from there. Where no others
+        # show how figures vary, that step is still better than none.
+        first = self._was_recorded & self._has_others
+        self._first_squares += np.where(first, squares, 0.0)
+        self._first_freedom += np.where(first, freedom, 0.0)
+        self._night_squares += np.where(first, 0.0, squares)
+        self._night_freedom += np.where(first, 0.0, freedom)
+        self._was_recorded = np.where(usual, is_recorded, self._was_recorded)
         self._levels_before = np.where(usual, levels, self._levels_before)
         self._launches_before = np.where(usual, launches, self._launches_before)
 
@@ -125,9 +143,10 @@ class SpreadEstimator:
         """Return the variance of a typical figure of each metric, according to earlier nights."""
         typical = np.empty(len(differences))
         for group in self._groups:
-            freedom = self._night_freedom[group].sum() + _PRIOR_FREEDOM
+            squares = (self._night_squares + self._first_squares)[group].sum()
+            freedom = (self._night_freedom + self._first_freedom)[group].sum() + _PRIOR_FREEDOM
             prior = _PRIOR_FREEDOM * (self._launch_prior + self._between_prior)
-            typical[group] = (self._night_squares[group].sum() + prior) / freedom
+            typical[group] = (squares + prior) / freedom
             tonight = differences[group[known[group]]]
             if freedom == _PRIOR_FREEDOM and len(tonight) >= _FEWEST_FIGURES:
                 # On the first night, figures show how much they vary by how much they differ.
@@ -135,11 +154,11 @@ class SpreadEstimator:
 
         return typical
 
-    def _estimate(self, group: Ints, squares_tonight: float, freedom_tonight: float) -> None:
+    def _estimate(self, group: Ints, shared_squares: float, shared_freedom: float) -> None:
         """Estimate the variances of a metric.
 
-        Tonight shows how the figures vary together. It is left out of each figure's own variance,
-        because a loss tonight would hide itself.
+        Tonight, and the step from the recorded night, show how the figures vary together. They are
+        left out of each figure's own variance, because a loss on these nights would hide itself.
         """
         self._launch[group], _ = moderated(
             self._launch_squares[group],
@@ -151,8 +170,8 @@ class SpreadEstimator:
             self._night_squares[group],
             self._night_freedom[group],
             Variance(value=prior, freedom=_PRIOR_FREEDOM),
-            further_squares=squares_tonight,
-            further_freedom=freedom_tonight,
+            further_squares=shared_squares,
+            further_freedom=shared_freedom,
         )
         self.night[group] = np.maximum(night, _LEAST_VARIANCE)
         self.freedom[group] = freedom

@@ -14,8 +14,8 @@ ALL = np.ones(FIGURES, bool)
 
 def spread_of(levels: np.ndarray) -> SpreadEstimator:
     spread = SpreadEstimator([np.arange(FIGURES)], 0.05, 0.01)
-    for night in levels:
-        spread.add_night(night, ONE, ALL)
+    for number, night in enumerate(levels):
+        spread.add_night(night, ONE, ALL, is_recorded=ALL if number == 0 else ~ALL)
     return spread
 
 
@@ -29,6 +29,13 @@ def test_one_bad_night_hardly_widens_the_spread() -> None:
     usual = spread_of(levels).night[0]
     levels[10, 0] -= 0.5
     assert spread_of(levels).night[0] < 1.6 * usual
+
+
+def test_a_change_since_the_recorded_night_does_not_widen_the_spread() -> None:
+    levels = np.random.default_rng(1).normal(0, 0.02, (20, FIGURES))
+    usual = spread_of(levels).night[0]
+    levels[1:, 0] -= 0.5
+    assert spread_of(levels).night[0] == pytest.approx(usual, rel=0.05)
 
 
 def test_launches_average_out_their_own_part_only() -> None:
