@@ -420,6 +420,14 @@ IDENTICAL: Sequence[LimitedScenario] = tuple(
             night_frac=0.07,
             cases=(10, 6),
         ),
+        Scenario(
+            name="six cases, launches 5 %, nights 7 % of each case",
+            launch_frac=0.05,
+            night_frac=0.07,
+            shared_frac=0.0,
+            cases=(6,),
+            speeds=1,
+        ),
         Scenario(name="two cases, two speeds", cases=(2,), speeds=2, prior=CPU),
         Scenario(
             name="two cases, two speeds, launches 5 %, nights 7 %",

@@ -26,7 +26,7 @@ _PRIOR_FREEDOM = 8.0
 """How many degrees of freedom the assumed spread of nights is worth."""
 _LAUNCH_PRIOR_FREEDOM = 2.0
 """How many degrees of freedom the assumed spread of launches is worth."""
-_FEWEST_FIGURES = 8
+_FEWEST_FIGURES = 5
 """The fewest figures that show on a machine's first night how much they vary."""
 _MEDIAN_OF_SQUARES = 0.4549
 """The median of the square of a standard normal value."""
