@@ -36,9 +36,10 @@ def try_all(numbers: Iterable[int], kinds: Sequence[Sequence[Sample]], folder: P
         for number in numbers:
             rng = random.Random(number)  # noqa: S311 - a case, no secret
             kind = rng.choice(rng.choice(kinds))
+            content = kind.wrong(rng, kind.content)
             began_s = time.process_time()
             try:
-                kind.read(folder, kind.wrong(rng, kind.content))
+                kind.read(folder, content)
             except SpecregError as error:
                 words = str(error)
                 assert words.strip(), f"case {number}: it says nothing"
