@@ -37,7 +37,7 @@ def run_with_past(folder: Path, *, update_baselines: bool = False) -> Run:
         "settings_sha256": settings_sha256(context.settings(builders.CASE)),
         "baseline_sha256": baseline_sha256(baseline),
     }
-    past = [msgspec.structs.replace(reports.past_run(number), **changes) for number in range(6)]
+    past = [msgspec.structs.replace(reports.past_run(day), **changes) for day in range(1, 7)]
     record_history(context.history_path, past)
     return runs.measured_run(context, launch)
 
