@@ -161,7 +161,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
     ledgers = tuple(Sample(content=ledger, wrong=rows_of, read=read) for read in readings)
     past = [
         msgspec.structs.replace(reports.past_run(number, **{SPEED: 100.0}), case_id=reports.CASE.id)
-        for number in range(6)
+        for number in range(1, 7)
     ]
     lines = b"".join(msgspec.json.encode(record) + b"\n" for record in past)
     histories = (Sample(content=lines, wrong=rows_of, read=read_history),)
