@@ -289,8 +289,13 @@ def context_of(plan: RunPlan, root: Path, options: Options, folder: Path) -> Run
         num_prompts=plan.options.num_prompts,
         oracle=plan.options.oracle,
         engine=plan.options.engine,
+        engine_version=plan.options.engine_version,
+        attach=plan.attached or None,
+        control_url=plan.attached_control or None,
     )
-    tier = load_cases(root, options, plan.tier).chosen(plan.gpus_gib)
+    tier = load_cases(root, options, plan.tier)
+    if not plan.attached:
+        tier = tier.chosen(plan.gpus_gib)
     return RunContext(
         name=plan.run,
         root=root,

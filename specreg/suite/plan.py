@@ -72,6 +72,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         skipped: why a case is skipped, by case id.
         no_power: why the power of cases can't be measured; empty if there are no such cases.
         driver_version: the version of the GPUs' driver; empty without a GPU.
+        attached: the URL of the server that others had started; empty if specreg starts servers.
+        attached_control: the URL of its control; empty without one.
     """
 
     schema_version: Literal[1] = PLAN_VERSION
@@ -93,6 +95,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     skipped: dict[CaseId, _Text] = {}
     no_power: _Text = ""
     driver_version: _Word = ""
+    attached: _Text = ""
+    attached_control: _Text = ""
 
     @property
     def name(self) -> str:
@@ -119,6 +123,8 @@ def plan_of(
         shards: the ids of each shard's cases; empty if the run isn't sharded.
     """
     gpus = gpus_of(context.options)
+    attached = context.provision.attached
+    control = context.provision.attached_control
     reason = None
     if context.is_recording:
         reason = (context.options.reason or "").strip()
@@ -145,6 +151,8 @@ def plan_of(
         skipped=dict(selection.skipped),
         no_power=selection.no_power,
         driver_version=gpus.driver_version,
+        attached=attached.url if attached else "",
+        attached_control=control.url if control else "",
     )
 
 

@@ -245,6 +245,13 @@ class Suite:
         assert done.returncode == 0, done.stdout
         return done
 
+    def judge(self, run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`specreg judge` of a run by the suite's own matrix and baselines, done."""
+        return self.specreg(
+            *("judge", run, f"--matrix={self.folder}", f"--baselines={self.baselines}"),
+            *(f"--history={self.folder / 'history'}", *arguments),
+        )
+
     def run_undisturbed(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the suite, and again if the machine was too busy to time anything."""
         for _ in range(_TIMES):

@@ -46,6 +46,13 @@ def test_its_acceptance_is_judged_and_no_server_is_started(recorded_suite: Suite
     assert (verdict.attached, verdict.complete) == (url, False)
     assert not list(recorded_suite.runs.parent.glob("history/unknown*"))
 
+    # The server is gone, and what it measured is judged again without it.
+    (run,) = recorded_suite.runs.glob("*")
+    again = recorded_suite.judge(run)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "speedup" not in again.stdout
+    assert "10 figures of 2 cases hold" in again.stdout
+
 
 def test_defaults_of_the_server_for_sampling_have_no_effect(recorded_suite: Suite) -> None:
     """Those of a model's generation_config.json, which apply to what a request leaves out."""
