@@ -80,8 +80,16 @@ class MergingMachine:
         )
         return msgspec.structs.replace(plan, **changes)
 
-    def shard(self, name: str = "shard", **changes: Any) -> Path:  # noqa: ANN401 - of any field
-        """The folder of a shard that measured the case, on each launch, and died at its end."""
+    def shard(
+        self,
+        name: str = "shard",
+        case: Case | None = None,
+        **changes: Any,  # noqa: ANN401 - of any field
+    ) -> Path:
+        """The folder of a shard that measured a case on each launch, and died at its end.
+
+        Without a case it is the repository's only one.
+        """
         folder = self.root.parent / "downloaded" / name
         plan = self.plan(**changes)
         record_document(folder / PLAN, plan)
@@ -89,7 +97,7 @@ class MergingMachine:
         (folder / "logs" / "server.log").write_text("a server's words\n")
         ledger = Ledger(folder / LEDGER)
         for launch in range(1, plan.launches + 1):
-            record_measurement(ledger, self.case, launch)
+            record_measurement(ledger, case or self.case, launch)
         return folder
 
     def merge(self, *shards: Path, arguments: tuple[str, ...] = ()) -> Result:

@@ -9,8 +9,12 @@ from typer.testing import CliRunner, Result
 from specreg.baselines.schema import stored_acceptance
 from specreg.baselines.store import load_settings
 from specreg.cli import app
+from specreg.suite.configure import load_cases
+from specreg.suite.options import Options
+from specreg.suite.plan import PlanOptions
 from tests.unit import builders
 from tests.unit.builders.shard_folders import LENGTH, MergingMachine, merging_machine
+from tests.unit.builders.tiers import tiny_tier
 
 
 @pytest.fixture
@@ -71,6 +75,28 @@ def test_a_tolerance_that_makes_no_sense_is_refused(
 ) -> None:
     done = judge(machine, machine.shard(), "--tolerance", typed)
     assert problem in str(done.exception)
+
+
+def test_a_run_of_another_engine_version_is_judged_as_it_was_measured(
+    machine: MergingMachine,
+) -> None:
+    """vLLM 0.31 runs `ngram` by V1 on a GPU, so its control was another server than today's."""
+    tier = tiny_tier("none", "ngram", drafts={}, prompts=2, output_cap_tokens=8)
+    with_gpus = tier.replace("needs_gpus = 0", "needs_gpus = 1")
+    (machine.root / "fixtures/matrix/gpu.toml").write_text(with_gpus)
+    measured = load_cases(machine.root, Options(engine_version="0.31.0"), "gpu")
+    speculating = next(case for case in measured.cases if case.speculates)
+    run = machine.shard(
+        tier="gpu",
+        gpus_gib=(80.0,),
+        options=PlanOptions(engine_version="0.31.0"),
+        names={speculating.id: (LENGTH,)},
+        shards=((speculating.id,),),
+        case=speculating,
+    )
+    done = judge(machine, run)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == 11, "there is no baseline"
 
 
 def test_a_folder_without_a_run_is_named(machine: MergingMachine, tmp_path: Path) -> None:
