@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
+from specreg.core.errors import check_name
 from specreg.suite.merge import check_names, context_of, merge_shards
 from specreg.suite.options import Options
 from specreg.suite.run import Run
@@ -32,6 +33,7 @@ def judge_again(
 
     Raises:
         SpecregError: the run can't be read, or its cases have other settings here than they had.
+        UnknownNameError: the history has no run of a name that is left out.
     """
     recorded = load_shard(folder)
     plan = recorded.plan
@@ -39,10 +41,11 @@ def judge_again(
     check_names(recorded, context.tier)
 
     # The run is judged as on its own night, with the tolerances of now.
-    nights = context.load_history().by_case.values()
-    later_nights = {
-        night.run for case_nights in nights for night in case_nights if night.run > plan.run
-    }
+    history = context.load_history()
+    nights = {night.run for case_nights in history.by_case.values() for night in case_nights}
+    for name in sorted(nights_left_out):
+        check_name("run", name, nights, f"--without, '{context.history_path}'")
+    later_nights = {night for night in nights if night > plan.run}
     keys = [case.key for case in context.tier.cases]
     tolerant_cases = tuple(case.tolerating(tolerances_frac) for case in context.tier.cases)
     context = dataclasses.replace(

@@ -77,6 +77,11 @@ def test_a_tolerance_that_makes_no_sense_is_refused(
     assert problem in str(done.exception)
 
 
+def test_an_earlier_run_that_the_history_lacks_is_refused(machine: MergingMachine) -> None:
+    done = judge(machine, machine.shard(), "--without", "20260101T000000-2")
+    assert "unknown run '20260101T000000-2'; known: none" in str(done.exception)
+
+
 def test_a_run_of_another_engine_version_is_judged_as_it_was_measured(
     machine: MergingMachine,
 ) -> None:
