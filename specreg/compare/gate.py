@@ -38,7 +38,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import served_models
 from specreg.matrix.prompts import check_contexts, check_drafts, files_sha256, load_case_prompts
 from specreg.measurement.metrics import GATE_METRICS
-from specreg.runs.ledger import LEDGER, Checked, Key, Ledger
+from specreg.runs.ledger import LEDGER, Checked, Key, Ledger, check_has_no_old_ledger
 from specreg.servers.handle import Servers
 from specreg.servers.installer import packages_sha256
 from specreg.servers.launcher import ServerLauncher
@@ -286,8 +286,10 @@ def _open_ledger(folder: Path, options: GateOptions) -> Ledger:
 
     Raises:
         SpecregError: the folder has one already, and the gate isn't resumed.
+        UnsupportedError: the folder has the record of an earlier version of specreg.
     """
     ledger = Ledger(folder / LEDGER)
+    check_has_no_old_ledger(folder, remedy="name another --out")
 
     # `exists` is False for a link that leads nowhere, but the ledger would be written behind it.
     has_ledger = os.path.lexists(ledger.path)

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from specreg.compare.options import SoakOptions
 from specreg.compare.steadiness import SoakGoal, news_of, next_segment, passed_s, verdicts_of
@@ -22,7 +23,7 @@ from specreg.report.remarks import workload_remarks
 from specreg.report.screen import LOG, Screen
 from specreg.report.terminal import render_verdicts
 from specreg.runs.execute import Executor
-from specreg.runs.ledger import LEDGER, Ledger, Segment
+from specreg.runs.ledger import LEDGER, Ledger, Segment, check_has_no_old_ledger
 from specreg.servers.handle import Servers
 from specreg.servers.launch import Launch
 from specreg.servers.launcher import ServerLauncher
@@ -74,6 +75,7 @@ class Soak:
             )
         finally:
             self.executor.servers.stop()
+            self.ledger.close()
 
     def show_news(self, *, is_over: bool = False) -> None:
         """Show what the last segment shows; see `news_of`."""
@@ -192,14 +194,9 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
         SensorError: the GPUs can't be used.
         UnknownNameError: the tier has no such case.
     """
-    path = options.folder_in("soaks") / LEDGER
-
-    # `exists` is False for a link that leads nowhere, but the segments would be written behind it.
-    if os.path.lexists(path):
-        message = f"--out '{path.parent}': holds a soak already; name another folder"
-        raise UnsupportedError(message)
     case = _chosen_case(options, tier)
     on_gpu = tier.needs_gpus > 0
+    ledger = _new_ledger(options.folder_in("soaks"))
     engine_origin = parse_origin(options.engine or case.server.engine)
     source = provision_side(engine_origin, [case], on_gpu=on_gpu, show=options.show)
     check_drafts(options.root, [case])
@@ -212,12 +209,31 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     )
     executor = SoakExecutor(
         root=options.root,
-        servers=Servers(launcher=launcher, logs=path.parent / "logs"),
-        ledger=Ledger(path),
+        servers=Servers(launcher=launcher, logs=ledger.path.parent / "logs"),
+        ledger=ledger,
         goal=goal,
         options=options,
     )
     return Soak(options=options, goal=goal, executor=executor)
+
+
+def _new_ledger(folder: Path) -> Ledger:
+    """Return the ledger of a soak, which no other process uses.
+
+    A soak is about one server, so it can't be continued with another.
+
+    Raises:
+        SpecregError: another process has locked the folder, or the folder can't be written.
+        UnsupportedError: the folder contains a soak already.
+    """
+    check_has_no_old_ledger(folder, remedy="name another --out")
+    ledger = Ledger(folder / LEDGER)
+    ledger.hold()
+
+    # `exists` is False for a link that leads nowhere, but the segments would be written behind it.
+    if os.path.lexists(ledger.path):
+        raise UnsupportedError(f"--out '{folder}': holds a soak already; name another folder")
+    return ledger
 
 
 def _chosen_case(options: SoakOptions, tier: Tier) -> Case:

@@ -23,7 +23,7 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
-from specreg.core.errors import SpecregError
+from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.core.families import Family
 from specreg.core.files import UNREADABLE, append_lines
 from specreg.core.locks import new_lock
@@ -375,8 +375,8 @@ LedgerEntry = MeasuredLaunch | FailedLaunch | Checked | Segment
 
 LEDGER = "ledger.jsonl"
 """The name of the ledger in the folder of a run, a gate or a soak."""
-_OLD_LEDGER = "journal.jsonl"
-"""The name of the record that specreg wrote before there were ledgers, in another form."""
+_OLD_LEDGERS = {"journal.jsonl", "soak.jsonl"}
+"""The names of the records that specreg wrote before there were ledgers, in other forms."""
 _MIB = 2**20
 _MAX_LINE_BYTES = 64 * _MIB
 _MAX_LINES = 2_000_000
@@ -912,6 +912,22 @@ def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
     return case
 
 
+def check_has_no_old_ledger(folder: Path, remedy: str) -> None:
+    """Check that the folder of a run, a gate or a soak has no record in an earlier form.
+
+    Args:
+        folder: the folder, which needn't exist.
+        remedy: what to do otherwise.
+
+    Raises:
+        UnsupportedError: it has one.
+    """
+    for path in folder.rglob("*.jsonl"):
+        if path.name in _OLD_LEDGERS:
+            problem = "was written by an earlier version of specreg, which this one can't read"
+            raise UnsupportedError(f"'{path}': {problem}; {remedy}")
+
+
 def last_run(runs: Path, part: str = "") -> Path:
     """Return the folder of the run that was written to last.
 
@@ -922,6 +938,7 @@ def last_run(runs: Path, part: str = "") -> Path:
     Raises:
         SpecregError: there is no run, the last one is still running, its folder holds a link or
             can't be read, or it has no ledger.
+        UnsupportedError: the last run was recorded by an earlier version of specreg.
     """
     folders = [
         path
@@ -945,9 +962,7 @@ def last_run(runs: Path, part: str = "") -> Path:
         ledger.hold()
         ledger.close()
 
-    if any(folder.rglob(_OLD_LEDGER)):
-        message = f"--specreg-resume: the last run, '{folder}', is of an earlier version of specreg"
-        raise SpecregError(f"{message}, which can't be continued; run without it")
+    check_has_no_old_ledger(folder, remedy="run without --specreg-resume")
     if not any(folder.rglob(LEDGER)):
         raise SpecregError(
             f"--specreg-resume: the last run, '{folder}', has no ledger: it was cut off before it"

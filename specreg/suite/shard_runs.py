@@ -19,7 +19,14 @@ from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.report.document import RunReport
 from specreg.report.files import FILE_NAME, load_run_report
-from specreg.runs.ledger import LEDGER, Checked, Failed, Recorded, read_ledger
+from specreg.runs.ledger import (
+    LEDGER,
+    Checked,
+    Failed,
+    Recorded,
+    check_has_no_old_ledger,
+    read_ledger,
+)
 from specreg.suite.plan import COPIED, PLAN, PLAN_VERSION, RunPlan
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict
@@ -91,6 +98,7 @@ def load_shard(folder: Path) -> ShardRun:
     Raises:
         SpecregError: the folder has no plan, or has a link or a special file, or one of its
             documents can't be read.
+        UnsupportedError: an earlier version of specreg has written it.
     """
     try:
         files = received_files(folder)
@@ -98,6 +106,7 @@ def load_shard(folder: Path) -> ShardRun:
             if name.parts[0] in COPIED:
                 # A merge copies this file to a folder of the same name, so its path must be safe.
                 check_below(folder, str(name))
+        check_has_no_old_ledger(folder, remedy=_AGAIN)
         content = read_received(folder, PLAN, _MAX_PLAN_BYTES)
     except FileNotFoundError as error:
         cure = "name the folder of a run that has one"

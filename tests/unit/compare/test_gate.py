@@ -172,6 +172,15 @@ def test_fewer_launches_than_there_are_make_no_look_cheaper(here: GateOptions) -
     assert resumed.rules.launches == 20
 
 
+def test_a_gate_of_an_earlier_version_is_not_measured_anew_beside_it(here: GateOptions) -> None:
+    folder = here.folder_in("gates")
+    folder.mkdir(parents=True)
+    (folder / "journal.jsonl").touch()
+    for options in (here, dataclasses.replace(here, resume=True)):
+        with pytest.raises(UnsupportedError, match=r"an earlier version .*; name another --out"):
+            opened(options)
+
+
 def test_what_another_gate_left_is_not_continued(here: GateOptions) -> None:
     measured(opened(here), Side.A, 1)
     with pytest.raises(SpecregError, match="holds a gate already; add --resume"):

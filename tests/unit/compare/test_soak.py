@@ -30,7 +30,7 @@ from specreg.compare.steadiness import (
     passed_s,
     verdicts_of,
 )
-from specreg.core.errors import UnsupportedError
+from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
 from specreg.report.terminal import render_view
@@ -432,6 +432,21 @@ def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="holds a soak already; name another folder"):
         open_soak(SoakOptions(out=tmp_path), TIER)
     assert (tmp_path / LEDGER).read_text() == "kept"
+
+
+def test_two_soaks_do_not_share_a_folder(tmp_path: Path, scripted_engine: None) -> None:
+    del scripted_engine
+    options = SoakOptions(case=CASE_ID, engine=sys.executable, root=builders.ROOT, out=tmp_path)
+    first = open_soak(options, TIER)
+    with pytest.raises(SpecregError, match="is still running; wait for its end"):
+        open_soak(options, TIER)
+    first.ledger.close()
+
+
+def test_a_soak_is_not_mixed_with_one_of_an_earlier_version(tmp_path: Path) -> None:
+    (tmp_path / "soak.jsonl").touch()
+    with pytest.raises(UnsupportedError, match=r"an earlier version of specreg, .* another --out"):
+        open_soak(SoakOptions(out=tmp_path), TIER)
 
 
 def test_a_soak_writes_nothing_behind_a_link_to_nowhere(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, View
-from specreg.core.errors import SpecregError
+from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.core.families import Family
 from specreg.core.reasons import Reason
 from specreg.engines.methods import Tree
@@ -420,6 +420,13 @@ def test_a_run_folder_with_a_link_in_it_is_not_continued(
     with pytest.raises(SpecregError, match=r"'.*/a': '.*' is a symbolic link, needed .*; remove"):
         last_run(tmp_path / "runs")
     assert (tmp_path / "runs" / "precious").read_text() == "precious"
+
+
+def test_a_run_of_an_earlier_version_is_not_continued(tmp_path: Path) -> None:
+    write(tmp_path / "old" / "shards" / "gw0", at_s=1000.0, name="journal.jsonl")
+    words = r"journal.jsonl': was written by an earlier version .*; run without --specreg-resume"
+    with pytest.raises(UnsupportedError, match=words):
+        last_run(tmp_path)
 
 
 def test_a_run_that_measured_nothing_does_not_hand_over_an_older_one(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 from specreg.baselines.schema import stored_acceptance
 from specreg.baselines.store import load_settings
 from specreg.cli import app
+from specreg.core.errors import UnsupportedError
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
 from specreg.suite.plan import PlanOptions
@@ -102,6 +103,14 @@ def test_a_run_of_another_engine_version_is_judged_as_it_was_measured(
     done = judge(machine, run)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code == 11, "there is no baseline"
+
+
+def test_a_run_of_an_earlier_version_of_specreg_is_refused(machine: MergingMachine) -> None:
+    run = machine.shard()
+    (run / "ledger.jsonl").rename(run / "journal.jsonl")
+    for done in (judge(machine, run), machine.merge(run)):
+        assert isinstance(done.exception, UnsupportedError)
+        assert "journal.jsonl': was written by an earlier version" in str(done.exception)
 
 
 def test_a_folder_without_a_run_is_named(machine: MergingMachine, tmp_path: Path) -> None:
