@@ -20,20 +20,33 @@ from specreg.verdicts.verdict import Outcome, Verdict
 
 _FAILED_BY_VERDICT = "specreg_failed_by_verdict"
 """The attribute of a report whose test fails because of its verdict."""
+TestWord = tuple[str, str, tuple[str, Mapping[str, bool]]]
+"""The words of pytest for the result of a test: in the summary, in a row of results, and alone."""
 
 
 def pytest_report_teststatus(
     report: pytest.TestReport | pytest.CollectReport, config: pytest.Config
-) -> tuple[str, str, tuple[str, Mapping[str, bool]]] | None:
-    """Call a test undecided if it passes only because more nights are needed.
+) -> TestWord | None:
+    """Say of a test that passes what its verdict says.
 
     The progress line ends, because pytest is about to write a line of its own.
     """
     config.stash[PROGRESS].leave_line()
     if isinstance(report, pytest.TestReport) and report.when == "call" and report.passed:
-        outcome = dict(report.user_properties).get("specreg.outcome")
-        if outcome == Outcome.INCONCLUSIVE:
-            return "undecided", "?", ("UNDECIDED", {"yellow": True})
+        return word_of({name: str(text) for name, text in report.user_properties})
+    return None
+
+
+def word_of(verdict: Mapping[str, str]) -> TestWord | None:
+    """Return what pytest calls a test that passes with a verdict, given as properties.
+
+    It is None for the usual words. Others are for a test that passes only because more nights are
+    needed, and for one whose speed is judged once the parts of the run are joined.
+    """
+    if verdict.get("specreg.outcome") == Outcome.INCONCLUSIVE:
+        return "undecided", "?", ("UNDECIDED", {"yellow": True})
+    if verdict.get("specreg.reason", "").startswith("JUDGED_LATER"):
+        return "to be judged", "m", ("MEASURED", {"yellow": True})
     return None
 
 
