@@ -1,4 +1,4 @@
-"""Decide what a night does next, from what its ledger has. Nothing here starts or reads anything.
+"""Decide what a night does next, from what its ledger has. Nothing here starts or measures.
 
 Each server has its planned launches, on which its cases are measured and then checked. Cases that
 differ only in their speculation are measured side by side with one control. Further launches, which
