@@ -31,7 +31,7 @@ from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.merged_shards import MergedShards
 from specreg.suite.night import judge_of, night_goal
 from specreg.suite.options import Options
-from specreg.suite.plan import COPIED, RunPlan, matrix_sha256
+from specreg.suite.plan import COPIED, RunPlan, cases_sha256
 from specreg.suite.run import Run
 from specreg.suite.selection import Selection, covers_tier
 from specreg.suite.shard_runs import ShardRun, has_plan, load_shard, with_ledger
@@ -45,7 +45,7 @@ _UPDATE = "--update-baselines"
 _EQUAL = (
     "commit",
     "tier",
-    "matrix_sha256",
+    "cases_sha256",
     "environment",
     "options",
     "launches",
@@ -267,7 +267,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
     options = dataclasses.replace(options, reason=options.reason or plan.reason)
     context = context_of(whole_plan, root, options, into)
     _check_repository("commit", plan.commit, commit_of(root), root)
-    _check_repository("matrix_sha256", plan.matrix_sha256, matrix_sha256(context.tier), root)
+    _check_repository("cases_sha256", plan.cases_sha256, cases_sha256(context.tier), root)
     for shard in shards:
         check_names(shard, context.tier)
     _empty(into)

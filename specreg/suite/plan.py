@@ -58,7 +58,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         machine: the identity of the machine; empty if unknown.
         commit: the commit of the repository.
         tier: the name of the tier.
-        matrix_sha256: the checksum of all settings of the tier's cases.
+        cases_sha256: the checksum of all settings of the tier's cases.
         environment: the machine's hardware.
         gpus_gib: the memory of each GPU in GiB; None if neither its driver nor the user has given
             it.
@@ -82,7 +82,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     machine: _Word = ""
     commit: _Word
     tier: Name
-    matrix_sha256: _Word
+    cases_sha256: _Word = msgspec.field(name="matrix_sha256")
     environment: Environment
     gpus_gib: Annotated[tuple[_Gib | None, ...], msgspec.Meta(max_length=1024)] = ()
     options: PlanOptions
@@ -106,7 +106,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"'{self.run}'"
 
 
-def matrix_sha256(tier: Tier) -> str:
+def cases_sha256(tier: Tier) -> str:
     """Return a checksum of all settings of a tier's cases."""
     keys = "\n".join(case.key for case in tier.cases)
     return hashlib.sha256(keys.encode()).hexdigest()
@@ -138,7 +138,7 @@ def plan_of(
         machine=context.machine,
         commit=context.commit,
         tier=context.tier.name,
-        matrix_sha256=matrix_sha256(context.tier),
+        cases_sha256=cases_sha256(context.tier),
         environment=context.environment,
         gpus_gib=gpus.memory_gib,
         options=plan_options(context.options),

@@ -22,7 +22,7 @@ from specreg.report.files import record_document
 from specreg.runs.ledger import LEDGER, Key, Ledger
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
-from specreg.suite.plan import PLAN, PlanOptions, RunPlan, matrix_sha256
+from specreg.suite.plan import PLAN, PlanOptions, RunPlan, cases_sha256
 from tests.unit import builders
 from tests.unit.builders.tiers import tiny_tier
 
@@ -68,7 +68,7 @@ class MergingMachine:
             machine="node1",
             commit="",
             tier="cpu",
-            matrix_sha256=matrix_sha256(self.tier),
+            cases_sha256=cases_sha256(self.tier),
             environment=builders.ENVIRONMENT,
             options=PlanOptions(),
             reason=None,
