@@ -331,20 +331,16 @@ def _reasons(answer_verdicts: Iterable[Verdict], losses: Sequence[Verdict]) -> I
 
 
 def _causes(losses: Sequence[Verdict]) -> str:
-    """Name what made a case worse.
-
-    If other metrics than throughput are worse, they are the causes. If throughput alone is worse,
-    the cause is the part of its change that contributes most to the loss.
-    """
-    proven = [GATE_METRICS[loss.metric].cause for loss in losses if loss.metric != THROUGHPUT]
-    if proven:
-        return ", ".join(proven)
+    """Name what made a case worse, the part of a lost throughput that contributes most first."""
+    causes = [GATE_METRICS[loss.metric].cause for loss in losses if loss.metric != THROUGHPUT]
     for loss in losses:
         if loss.cause is not None:
             worst_part, _ = loss.cause.parts[0]
-            return worst_part
+            # "prefill and the rest" is proven to be "prefill" by the time of the first token.
+            proven = [cause for cause in causes if worst_part.startswith(cause)]
+            causes = [*(proven or [worst_part]), *causes]
 
-    return "output"
+    return ", ".join(dict.fromkeys(causes)) or "output"
 
 
 def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:

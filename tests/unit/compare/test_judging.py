@@ -357,6 +357,13 @@ def test_a_loss_of_output_names_the_part_that_was_lost() -> None:
     assert THROUGHPUT in reason
 
 
+def test_a_lost_first_token_does_not_hide_what_lost_the_output() -> None:
+    """A prompt takes a step too, so slower steps cost time until the first token."""
+    some = launches(-0.09, noise=0.0, step_ms=11.0, ttft_ms=26.0)
+    (reason,) = answer([*some, *launches(sides=CONTROL, count=1)]).reasons
+    assert reason.startswith(f"{PAIR.id} is worse because of the cost of a step, prefill: ")
+
+
 def test_how_chunks_are_cut_is_no_part_of_a_lost_output() -> None:
     """The engine counts as many tokens per step on both sides."""
     merged = judge(launches(-0.09, noise=0.0, step_ms=11.0, tokens_per_step=1.9))
