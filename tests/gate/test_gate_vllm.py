@@ -4,7 +4,6 @@ These start real servers: about twenty-five minutes, and up to three quarters of
 5 % of a step. `nox -s gate_tests` runs them.
 """
 
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -112,7 +111,7 @@ def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
 
 
 def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
-    """Prefill is a step too, so it may be found to be slower as well."""
+    """Prefill is a step too, so it may be named as well."""
     report = run(
         tmp_path,
         *("--launches", "6", "--b", "engine_env.PLANTED_FAULT=sleep"),
@@ -121,20 +120,17 @@ def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
     )
     assert judged(report, CASE, "throughput_tokens_per_s").outcome == "REGRESSED"
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
-    assert re.search(f"{CASE} is worse because of (prefill, )?the cost of a step", answers(report))
+    assert f"{CASE} is worse because of the cost of a step" in answers(report)
 
 
 def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
-    """The padded model's step takes about 12 ms at four requests in flight: 0.6 ms more.
-
-    The planted fault sleeps once in each step, before what the target computes.
-    """
+    """The planted fault sleeps for such a share of each step, before what the target computes."""
     there = f"engine_env.PYTHONPATH={PLANTED}"
     report = run(
         tmp_path,
         *("--matrix", "fixtures/matrix", "--case", PADDED, "--seconds", "30"),
         *("--a", there, "--b", there, "--b", "engine_env.PLANTED_FAULT=sleep"),
-        *("--b", "engine_env.PLANTED_SLEEP_S=0.0006"),
+        *("--b", "engine_env.PLANTED_SLEEP_FRAC=0.05"),
         speed=True,
     )
     assert report.answers[0].subject == "DON'T"

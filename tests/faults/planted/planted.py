@@ -13,6 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 SLEEP_S = float(os.environ.get("PLANTED_SLEEP_S", "0.005"))
+"""How long each step sleeps."""
+SLEEP_FRAC = float(os.environ.get("PLANTED_SLEEP_FRAC", "0"))
+"""How long each step sleeps as a share of the step before it, in place of `SLEEP_S`; 0 for that."""
+LONGEST_STEP_S = 0.05
+"""A longer time between two steps is a pause without requests."""
 
 
 def plant() -> None:
@@ -69,10 +74,14 @@ def _v2_module() -> Any:  # noqa: ANN401
 
 def _slow_down(model_runner: Any, *, speculating_only: bool) -> None:  # noqa: ANN401
     execute_model = model_runner.execute_model
+    woke_s = time.monotonic()
 
     def slower(runner: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        nonlocal woke_s
         if runner.speculative_config is not None or not speculating_only:
-            time.sleep(SLEEP_S)
+            step_s = min(time.monotonic() - woke_s, LONGEST_STEP_S)
+            time.sleep(SLEEP_FRAC * step_s if SLEEP_FRAC else SLEEP_S)
+            woke_s = time.monotonic()
         return execute_model(runner, *args, **keywords)
 
     model_runner.execute_model = slower
