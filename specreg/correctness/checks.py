@@ -209,7 +209,7 @@ def _answers_to(prompt: Prompt, rounds: Sequence[Round]) -> set[tuple[int, str, 
     """Return the turn, digest, token count and finish reason of each answer to a prompt."""
     # A prompt is answered once in each round. The set holds equal answers only once.
     answers = set()
-    for trace in itertools.chain.from_iterable(part.traces for part in rounds):
+    for trace in itertools.chain.from_iterable(replayed_round.traces for replayed_round in rounds):
         if trace.prompt_id == prompt.id:
             answer = (trace.turn, trace.answer_sha256, trace.tokens, trace.finish_reason)
             answers.add(answer)

@@ -106,7 +106,7 @@ class Replay:
     @property
     def traces(self) -> tuple[RequestTrace, ...]:
         """All requests of the case's server."""
-        traces_of_rounds = (part.traces for part in self.rounds)
+        traces_of_rounds = (replayed_round.traces for replayed_round in self.rounds)
         return tuple(itertools.chain.from_iterable(traces_of_rounds))
 
     @property
@@ -115,7 +115,7 @@ class Replay:
 
         A counter that wasn't read in one of the rounds is left out.
         """
-        rises = [part.counters for part in self.rounds]
+        rises = [replayed_round.counters for replayed_round in self.rounds]
         names = set.intersection(*(set(rise) for rise in rises)) if rises else set()
         return {name: sum(rise[name] for rise in rises) for name in names}
 
@@ -135,7 +135,7 @@ class Replay:
     @property
     def gaps(self) -> TimeHistogram:
         """The times between two chunks of an answer, each of which is the time of a step."""
-        return TimeHistogram.merged(part.gaps for part in self.rounds)
+        return TimeHistogram.merged(replayed_round.gaps for replayed_round in self.rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,22 +295,22 @@ def output_tokens_per_s(trace: RequestTrace) -> float | None:
     return _MS_PER_S / tpot
 
 
-def full_until_ns(part: Round, concurrency: int) -> int:
+def full_until_ns(replayed_round: Round, concurrency: int) -> int:
     """Return the moment until which the load of a round was full.
 
     In a closed loop, the load is full until a conversation ends and no further one begins. From
     then on fewer conversations are in flight, which is a different load.
 
     Args:
-        part: the round.
+        replayed_round: the round.
         concurrency: how many requests a closed loop keeps in flight; 0 for a rate, whose load is
             full until the end of the round.
     """
     if not concurrency:
-        return part.ended_ns
-    last_begin_ns = part.started_ns
+        return replayed_round.ended_ns
+    last_begin_ns = replayed_round.started_ns
     ends_ns: list[int] = []
-    for trace in part.traces:
+    for trace in replayed_round.traces:
         end_ns = trace.last_ns or trace.sent_ns
         if trace.turn == 1:
             last_begin_ns = max(last_begin_ns, trace.sent_ns)
@@ -320,7 +320,7 @@ def full_until_ns(part: Round, concurrency: int) -> int:
             ends_ns[-1:] = [end_ns]
 
     later_ends_ns = [end_ns for end_ns in ends_ns if end_ns > last_begin_ns]
-    return min(later_ends_ns, default=part.ended_ns)
+    return min(later_ends_ns, default=replayed_round.ended_ns)
 
 
 def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | None:
@@ -339,10 +339,12 @@ def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | No
     """
     total = 0.0
     window_ns = 0
-    for part in replay.rounds:
-        until_ns = full_until_ns(part, replay.concurrency)
-        total += sum(amount(trace) * _delivered_frac(trace, until_ns) for trace in part.traces)
-        window_ns += until_ns - part.started_ns
+    for replayed_round in replay.rounds:
+        until_ns = full_until_ns(replayed_round, replay.concurrency)
+        total += sum(
+            amount(trace) * _delivered_frac(trace, until_ns) for trace in replayed_round.traces
+        )
+        window_ns += until_ns - replayed_round.started_ns
 
     if not window_ns:
         return None

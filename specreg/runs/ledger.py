@@ -648,10 +648,12 @@ class Ledger:
         replay = measurement.replay
         if replay is None:
             return
-        lags = tuple(part.lags for part in replay.rounds)
-        control_lags = tuple(part.lags for part in replay.control_rounds)
-        counters = tuple(dict(part.counters) for part in replay.rounds)
-        control_counters = tuple(dict(part.counters) for part in replay.control_rounds)
+        lags = tuple(replayed_round.lags for replayed_round in replay.rounds)
+        control_lags = tuple(replayed_round.lags for replayed_round in replay.control_rounds)
+        counters = tuple(dict(replayed_round.counters) for replayed_round in replay.rounds)
+        control_counters = tuple(
+            dict(replayed_round.counters) for replayed_round in replay.control_rounds
+        )
         measured = Measured(
             arm=arm,
             control=control,
