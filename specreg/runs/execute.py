@@ -343,7 +343,7 @@ class NightExecutor(Executor[NightStep | EngineCheck]):
             case_control_index = None if arm.is_control else control_index
             if case_control_index is not None:
                 measurement = combine_with_control(measurement, measurements[case_control_index])
-            self.ledger.end(measurement, arm=index, control=case_control_index)
+            self.ledger.end(measurement, arm_number=index, control_number=case_control_index)
             ended.append(measurement)
 
         return ended
