@@ -25,10 +25,10 @@ from specreg.baselines.comparison import (
     paired_ratio_change,
 )
 from specreg.compare.options import MOST_WORTH_ASKING
-from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
+from specreg.compare.pairs import COMPARED, CONTROL, Group, Pair, Side
 from specreg.core.reasons import Reason
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import GATE_METRICS, Metric
+from specreg.measurement.metrics import ACCEPTANCE_LENGTH, GATE_METRICS, STEP, THROUGHPUT, Metric
 from specreg.report.tables import label_of
 from specreg.runs.ledger import ArmLaunch, FailedLaunch
 from specreg.stats.intervals import LEVEL, Effect, change_of_pairs, t_quantile
@@ -382,7 +382,7 @@ def is_settled(group: Group, decision: Decision) -> bool:
     for verdict in unclear:
         # `needed_launches` is 0 for an acceptance that was compared, because further launches would
         # replay the same prompts. It is 1 if a side has no valid launch yet.
-        is_stuck = verdict.metric == ACCEPTANCE and verdict.needed_launches == 0
+        is_stuck = verdict.metric == ACCEPTANCE_LENGTH and verdict.needed_launches == 0
         if is_stuck and verdict.case_id in draft_ids:
             settled_ids.add(verdict.case_id)
 
@@ -925,7 +925,7 @@ def _parts_of_output(second: Sequence[Measurement], first: Sequence[Measurement]
     output, tokens, step = log_changes
     remainder = output - tokens + step
     log_parts = [
-        (GATE_METRICS[ACCEPTANCE].cause, tokens),
+        (GATE_METRICS[ACCEPTANCE_LENGTH].cause, tokens),
         (GATE_METRICS[STEP].cause, -step),
         ("prefill and the rest", remainder),
     ]

@@ -458,9 +458,13 @@ def ratio_parts(metric: Metric, counts: Counts[_CountT]) -> tuple[_CountT, _Coun
     return numerators[index], denominator
 
 
+ACCEPTANCE_LENGTH = "acceptance_length_tokens"
+THROUGHPUT = "throughput_tokens_per_s"
+SPEEDUP = "speedup_ratio"
+STEP = "step_p50_ms"
 _SUITE = (
     Metric(
-        name="acceptance_length_tokens",
+        name=ACCEPTANCE_LENGTH,
         family=Family.ACCEPTANCE,
         meaning="acceptance length, AL = 1 + A / S: tokens per step; judged is AL - 1",
         portable_tolerance_frac=0.08,
@@ -474,7 +478,7 @@ _SUITE = (
         meaning="acceptance rate, A / D: the share of the drafted tokens that were accepted",
         portable_tolerance_frac=0.08,
         of_proposed=True,
-        follows="acceptance_length_tokens",
+        follows=ACCEPTANCE_LENGTH,
     ),
     *(
         Metric(
@@ -484,12 +488,12 @@ _SUITE = (
             tolerance_frac=0.1,
             portable_tolerance_frac=0.15,
             position=position,
-            follows="acceptance_length_tokens",
+            follows=ACCEPTANCE_LENGTH,
         )
         for position in range(1, _POSITIONS + 1)
     ),
     Metric(
-        name="throughput_tokens_per_s",
+        name=THROUGHPUT,
         family=Family.THROUGHPUT,
         meaning="tokens of all requests over the time in which the load was full",
         formula=throughput_tokens_per_s,
@@ -503,7 +507,7 @@ _SUITE = (
         meaning="requests within the case's limits of TTFT and TPOT, over the same time",
         formula=goodput_requests_per_s,
         needs_limits=True,
-        follows="throughput_tokens_per_s",
+        follows=THROUGHPUT,
     ),
     Metric(
         name="ttft_p50_ms",
@@ -521,10 +525,10 @@ _SUITE = (
         formula=lambda replay: _median(map(tpot_ms, replay.traces)),
         sign=-1,
         of_output=True,
-        follows="throughput_tokens_per_s",
+        follows=THROUGHPUT,
     ),
     Metric(
-        name="speedup_ratio",
+        name=SPEEDUP,
         family=Family.SPEEDUP,
         meaning="throughput over that of the control, measured in turns with it",
         formula=speedup_ratio,
@@ -547,14 +551,14 @@ _SUITE = (
     ),
 )
 _STEP = Metric(
-    name="step_p50_ms",
+    name=STEP,
     family=Family.LATENCY,
     meaning="median time between two chunks of an answer: the cost of a step",
     formula=lambda replay: replay.gaps.quantile_ns(0.5) / _NS_PER_MS or None,
     sign=-1,
     gate_tolerance_frac=0.03,
     cause="the cost of a step",
-    follows="throughput_tokens_per_s",
+    follows=THROUGHPUT,
 )
 
 BENCHMARK_METRIC = Metric(name="tpot_s", family=Family.LATENCY)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from specreg.baselines.comparison import differing_settings
 from specreg.matrix.case import CaseSettings, Load
 from specreg.measurement.figures import ArmFigures, Figures
-from specreg.measurement.metrics import METRICS, Metric, better_frac
+from specreg.measurement.metrics import METRICS, SPEEDUP, Metric, better_frac
 from specreg.report.document import (
     CaseReport,
     ComparedReport,
@@ -57,7 +57,6 @@ _NEUTRAL_LOAD: Mapping[str, Any] = {
 }
 """A neutral value for each setting in which the points of a line of `gains_over_load` may differ.
 With these values, all points of a line have the same settings."""
-_SPEEDUP = "speedup_ratio"
 _FEWEST_RUNS = 2
 """The fewest runs that make a line."""
 _FEWEST_LOADS = 3
@@ -94,7 +93,7 @@ def speedup_picture(report: RunReport) -> IntervalPicture | None:
     verdicts = {
         verdict.case_id: verdict
         for verdict in last_verdicts(report.run.verdicts)
-        if verdict.metric == _SPEEDUP
+        if verdict.metric == SPEEDUP
     }
     rows = []
     for case in report.cases:
@@ -130,7 +129,7 @@ def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | Non
 
     # If no verdict has a value, show the speedup of the launch that the report shows.
     if value is None and case.figures is not None:
-        value = case.figures.judged.get(_SPEEDUP)
+        value = case.figures.judged.get(SPEEDUP)
     if value is None:
         return None
     interval = None
@@ -141,7 +140,7 @@ def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | Non
         # A recording judges nothing, which is no doubt about its figures.
         if verdict.outcome is not Outcome.MEASURED:
             tone = str(tone_of([verdict]))
-        interval = _value_interval(METRICS[_SPEEDUP], verdict)
+        interval = _value_interval(METRICS[SPEEDUP], verdict)
         baseline = verdict.comparison.expected
 
     if baseline is not None:
@@ -287,7 +286,7 @@ def waterfall(verdicts: Sequence[Verdict], before: str, now: str) -> IntervalPic
     text = render_value(metric.name, value)
     rows.append(IntervalRow(label=now, text=text, value=value, tone="bad"))
     title = label_of(metric.name).capitalize()
-    if metric.name == _SPEEDUP:
+    if metric.name == SPEEDUP:
         note = _LEFT_OF_ONE if value < 1 else ""
         return draw_intervals(title, note, rows, reference=1.0, style=_SPEEDUPS)
     return draw_intervals(title, "", rows, reference=0.0)
@@ -761,8 +760,8 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
     for case in cases:
         if case.figures is None:
             continue
-        if _SPEEDUP in case.figures.judged:
-            speedups[case.case_id] = case.figures.judged[_SPEEDUP]
+        if SPEEDUP in case.figures.judged:
+            speedups[case.case_id] = case.figures.judged[SPEEDUP]
         power = case.figures.power
         if power is not None and not (power.invalid or power.too_short) and power.energy_ratio:
             savings[case.case_id] = power.energy_ratio

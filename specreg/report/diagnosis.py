@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
-from specreg.measurement.metrics import METRICS
+from specreg.measurement.metrics import METRICS, SPEEDUP, THROUGHPUT
 from specreg.report.document import CaseReport
 from specreg.report.tables import render_change
 from specreg.verdicts.verdict import Outcome, Verdict
@@ -19,8 +19,6 @@ _NEVER_ACCEPTED_FRAC = 0.1
 """If a first draft is accepted more rarely than this, it is as good as never accepted."""
 _STEP_FRAC = 0.05
 """Beside a lost acceptance, the cost of a step is named from this share of the speed on."""
-_SPEEDUP = "speedup_ratio"
-_THROUGHPUT = "throughput_tokens_per_s"
 _BOTH = 2
 _MOST_NAMED = 3
 """The most cases that a sentence names."""
@@ -243,8 +241,8 @@ def _is_slower_itself(case: CaseReport) -> bool:
     """Return whether a case is slower, and not only the server without speculation faster."""
     if case.expected is None or case.figures is None:
         return False
-    before = case.expected.values.get(_THROUGHPUT)
-    now = case.figures.judged.get(_THROUGHPUT)
+    before = case.expected.values.get(THROUGHPUT)
+    now = case.figures.judged.get(THROUGHPUT)
     return before is not None and now is not None and now < (1 - _STEP_FRAC) * before
 
 
@@ -262,7 +260,7 @@ def _lost_time(
             change_frac = 1 / (1 - change_frac) - 1
         if verdict.cause is not None:
             change_frac = dict(verdict.cause.parts).get("the cost of a step", 0.0)
-        elif has_lost_acceptance or (metric.name == _SPEEDUP and not _is_slower_itself(case)):
+        elif has_lost_acceptance or (metric.name == SPEEDUP and not _is_slower_itself(case)):
             continue
         if change_frac < (-_STEP_FRAC if has_lost_acceptance else 0.0):
             amount = f"{render_change(change_frac)} of the speed"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from specreg.core.counted import counted
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
-from specreg.measurement.metrics import METRICS, better_frac
+from specreg.measurement.metrics import ACCEPTANCE_LENGTH, METRICS, SPEEDUP, better_frac
 from specreg.report.document import (
     ArmReport,
     CaseReport,
@@ -23,8 +23,6 @@ from specreg.report.wording import wording_of
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict
 
-_LENGTH = "acceptance_length_tokens"
-_SPEEDUP = "speedup_ratio"
 _LOST = (Outcome.WRONG, Outcome.REGRESSED)
 _ALONE_FRAC = 0.9
 """A part of a change is named as its only cause from this share on."""
@@ -131,7 +129,7 @@ def describe_loss(loss: Verdict, lost: Iterable[Verdict]) -> str:
         lost: all losses of the run.
     """
     own = [verdict for verdict in lost if verdict.case_id == loss.case_id]
-    length = next((verdict for verdict in own if verdict.metric == _LENGTH), None)
+    length = next((verdict for verdict in own if verdict.metric == ACCEPTANCE_LENGTH), None)
     causes = [verdict for verdict in own if verdict.cause is not None]
     cause = _main_cause(causes[0]) if causes else ""
     if length is not None and cause == "by acceptance alone":
@@ -145,10 +143,10 @@ def describe_loss(loss: Verdict, lost: Iterable[Verdict]) -> str:
     before = render_value(loss.metric, comparison.expected)
     values = f"{before} → {render_value(loss.metric, loss.value)}"
     percent = f"{100 * abs(change_frac):.1f} %"
-    if loss.metric == _LENGTH:
+    if loss.metric == ACCEPTANCE_LENGTH:
         drafts = f"{comparison.expected - 1:.2f} → {loss.value - 1:.2f} a step"
         text = f"accepts {percent} fewer drafts ({drafts})"
-    elif loss.metric == _SPEEDUP:
+    elif loss.metric == SPEEDUP:
         values = f"×{comparison.expected:.2f} → ×{loss.value:.2f}"
         if loss.value < 1 < comparison.expected:
             values += ", slower than without speculation"
@@ -266,10 +264,10 @@ def _speedups(verdicts: Iterable[Verdict]) -> Iterator[str]:
     values = sorted(
         verdict.value
         for verdict in verdicts
-        if verdict.metric == _SPEEDUP and verdict.value is not None and verdict.outcome in JUDGED
+        if verdict.metric == SPEEDUP and verdict.value is not None and verdict.outcome in JUDGED
     )
     if values:
-        ends = dict.fromkeys(render_value(_SPEEDUP, value) for value in (values[0], values[-1]))
+        ends = dict.fromkeys(render_value(SPEEDUP, value) for value in (values[0], values[-1]))
         yield f"speedup {' to '.join(ends)}"
 
 
