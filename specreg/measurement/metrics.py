@@ -571,6 +571,12 @@ GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
 """The metrics that a gate compares, by name."""
 
 
+def is_speed(name: str) -> bool:
+    """Return whether a name is that of a speed, and not of another metric or of a check."""
+    metric = METRICS.get(name)
+    return metric is not None and metric.quantity == "speed"
+
+
 def check_allowed(case: Case, where: str) -> None:
     """Check the tolerances of a case, and the names of the metrics that are only shown.
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from specreg.baselines.comparison import differing_settings
 from specreg.matrix.case import CaseSettings, Load
 from specreg.measurement.figures import ArmFigures, Figures
-from specreg.measurement.metrics import METRICS, SPEEDUP, Metric, better_frac
+from specreg.measurement.metrics import METRICS, SPEEDUP, Metric, better_frac, is_speed
+from specreg.report.diagnosis import LOST_FRAC
 from specreg.report.document import (
     CaseReport,
     ComparedReport,
@@ -63,8 +64,6 @@ _FEWEST_LOADS = 3
 """The fewest loads of a picture. Two loads show too little of where a line crosses 1."""
 _FLAT_PERCENT = 0.05
 """A line whose changes are all smaller is flat, as that of an acceptance that repeats exactly."""
-_LOST_FRAC = 0.9
-"""A share is drawn as lost if less than this part of its expected value is left."""
 _MAX_NIGHTS = 30
 """The most nights of a picture."""
 _MAX_NAMED_LINES = 6
@@ -259,7 +258,7 @@ def waterfall(verdicts: Sequence[Verdict], before: str, now: str) -> IntervalPic
         verdict
         for verdict in verdicts
         if verdict.outcome is Outcome.REGRESSED
-        and _is_speed(verdict.metric)
+        and is_speed(verdict.metric)
         and verdict.value is not None
         and verdict.comparison.expected is not None
     ]
@@ -290,12 +289,6 @@ def waterfall(verdicts: Sequence[Verdict], before: str, now: str) -> IntervalPic
         note = _LEFT_OF_ONE if value < 1 else ""
         return draw_intervals(title, note, rows, reference=1.0, style=_SPEEDUPS)
     return draw_intervals(title, "", rows, reference=0.0)
-
-
-def _is_speed(name: str) -> bool:
-    """Return whether a metric is a speed, and not a correctness check or unknown."""
-    metric = METRICS.get(name)
-    return metric is not None and metric.quantity == "speed"
 
 
 def positions_picture(
@@ -343,7 +336,7 @@ def _bars(
         bar = Bar(
             share=round(100 * share, 1),
             expected=None if before is None else round(100 * before, 1),
-            is_lost=position in lost or (before is not None and share < _LOST_FRAC * before),
+            is_lost=position in lost or (before is not None and share < LOST_FRAC * before),
         )
         bars.append(bar)
 

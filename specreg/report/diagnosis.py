@@ -11,7 +11,7 @@ from specreg.report.document import CaseReport
 from specreg.report.tables import render_change
 from specreg.verdicts.verdict import Outcome, Verdict
 
-_LOST_FRAC = 0.9
+LOST_FRAC = 0.9
 """A draft or a category is lost if less than this share of its earlier acceptance is left."""
 _KEPT_FRAC = 0.98
 """The others are kept if at least this share is left. Between the two, nothing is concluded."""
@@ -176,7 +176,7 @@ def _lost_category(case: CaseReport) -> Finding | None:
             return None
         # The first token of a step needs no draft.
         left_frac = (now - 1) / (before - 1)
-        if left_frac < _LOST_FRAC:
+        if left_frac < LOST_FRAC:
             lost.append((name, before, now))
         elif left_frac < _KEPT_FRAC:
             return None
@@ -204,7 +204,7 @@ def _lost_position(case: CaseReport, lost: Sequence[Verdict]) -> Finding | None:
             return None
         # A draft is accepted only after all drafts before it, so a worse draft lowers the shares of
         # all later positions too. Only among the steps that reached its own position is it visible.
-        if now / now_reached >= _LOST_FRAC * before / before_reached:
+        if now / now_reached >= LOST_FRAC * before / before_reached:
             continue
         old_frac, new_frac = _judged_shares(position, lost) or (before, now)
         amount = f"{old_frac:.1%} → {new_frac:.1%}"

@@ -11,6 +11,7 @@ import datetime as dt
 import inspect
 import json
 import platform
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal, TypeAlias
@@ -31,6 +32,7 @@ from specreg.verdicts.history import RunRecord
 from specreg.verdicts.verdict import Outcome, Verdict
 
 SCHEMA_VERSION: Literal[3] = 3
+_RELEASE = re.compile(r"[a-z_]+==[0-9][0-9A-Za-z.]*")
 _NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
 """The options that decide which version of an engine a run measures."""
 
@@ -307,6 +309,14 @@ def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures |
             options += portable_options((f"--specreg-engine-version={version}",))
 
     return run_command((case_id,), options)
+
+
+def is_release(text: str) -> bool:
+    """Return whether a text names a release that an index has, such as `vllm==0.31.0`.
+
+    A report of another machine may contain any text instead.
+    """
+    return _RELEASE.fullmatch(text) is not None
 
 
 def began_at(run: str) -> dt.datetime | None:

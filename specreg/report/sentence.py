@@ -21,9 +21,8 @@ from specreg.report.document import (
 from specreg.report.tables import format_number, label_of, render_value
 from specreg.report.wording import wording_of
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
-from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, JUDGED, WORSE, Outcome, Verdict
 
-_LOST = (Outcome.WRONG, Outcome.REGRESSED)
 _ALONE_FRAC = 0.9
 """A part of a change is named as its only cause from this share on."""
 _LARGE_FRAC = 0.1
@@ -54,7 +53,7 @@ def answer_of(report: Report) -> tuple[Tone, str]:
     if not verdicts:
         return Tone.DOUBT, f"Nothing was judged: {_why_nothing(report)}"
     failing = [verdict for verdict in verdicts if verdict.fails]
-    lost = [verdict for verdict in failing if verdict.outcome in _LOST]
+    lost = [verdict for verdict in failing if verdict.outcome in WORSE]
     if lost:
         return Tone.BAD, _losses(report, lost)
     if any(verdict.outcome is not Outcome.NO_BASELINE for verdict in failing):
@@ -320,7 +319,7 @@ def _answer_of_sides(report: ComparedReport) -> tuple[Tone, str]:
         side_b = "side B"
     verdicts = last_verdicts(report.run.verdicts)
     failing = [verdict for verdict in verdicts if verdict.fails]
-    lost = [verdict for verdict in failing if verdict.outcome in _LOST]
+    lost = [verdict for verdict in failing if verdict.outcome in WORSE]
     details = _held(verdicts)
     if lost:
         details = _losses(report, lost)

@@ -1,7 +1,6 @@
 """Render a report document and recorded baselines for a terminal, with the next commands."""
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from specreg.baselines.comparison import CaseSpreads, change_of_baseline, spread
 from specreg.baselines.record import RecordedBaseline
 from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
-from specreg.report.document import ArmReport, ComparedReport, Report, last_verdicts
+from specreg.report.document import ArmReport, ComparedReport, Report, is_release, last_verdicts
 from specreg.report.parts import Commands, Details, Output, Part, Section, Table, Text, VerdictLine
 from specreg.report.screen import LOG, Screen
 from specreg.report.sentence import recorded_cases
@@ -34,11 +33,9 @@ from specreg.report.wording import OF_A_RUN
 from specreg.stats.intervals import LEVELS, Look
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import PUBLISHED
-from specreg.verdicts.verdict import Lack, Outcome, Verdict
+from specreg.verdicts.verdict import WORSE, Lack, Outcome, Verdict
 
-_WORSE = {Outcome.WRONG, Outcome.REGRESSED}
-_NOTED = {*_WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
-_RELEASE = re.compile(r"[a-z_]+==[0-9][0-9A-Za-z.]*")
+_NOTED = {*WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
 _LEGEND = "change: better is +; interval: where the change lies"
 _LACKS_NOTED = {Lack.SOURCE, Lack.FILE}
 
@@ -154,7 +151,7 @@ def _render_most(verdicts: Sequence[Verdict], screen: Screen) -> str:
 
 
 def _is_always_shown(verdict: Verdict) -> bool:
-    return verdict.fails or verdict.outcome in {Outcome.IMPROVED, *_WORSE}
+    return verdict.fails or verdict.outcome in {Outcome.IMPROVED, *WORSE}
 
 
 def _word_of(outcome: Outcome) -> str:
@@ -163,7 +160,7 @@ def _word_of(outcome: Outcome) -> str:
 
 def _with_version(arm: ArmReport) -> str:
     """Return the title of a side's column: its name, and its version below it if that is short."""
-    name = arm.text.replace("==", "\n") if _RELEASE.fullmatch(arm.text) else ""
+    name = arm.text.replace("==", "\n") if is_release(arm.text) else ""
     return f"{arm.name}: {name}".removesuffix(": ")
 
 
