@@ -18,12 +18,12 @@ from specreg.core.counted import counted
 from specreg.core.errors import ReportError
 from specreg.engines.launch_facts import changed_facts
 from specreg.report.document import (
-    ArmReport,
     CaseReport,
     ComparedReport,
     Expected,
     Headline,
     RunVerdict,
+    SideReport,
     Tone,
     origin_of,
 )
@@ -126,7 +126,7 @@ def record_gate(
         remarks=tuple(_remarks(gate)),
         ended_at=ended_at.isoformat(timespec="seconds"),
         answers=(answer,),
-        arms=(_arm_report(gate, Side.A), _arm_report(gate, Side.B)),
+        sides=(_side_report(gate, Side.A), _side_report(gate, Side.B)),
         control=decision.control,
         hints=tuple(_hints(gate, decision, resume_options)),
     )
@@ -141,14 +141,14 @@ def record_gate(
     return report
 
 
-def _arm_report(gate: Gate, side: Side) -> ArmReport:
+def _side_report(gate: Gate, side: Side) -> SideReport:
     """Describe a side: what was typed, and what was installed and measured."""
     text = gate.options.a
     overrides = gate.options.a_overrides
     if side.is_b:
         text = gate.options.b
         overrides = gate.options.b_overrides
-    return ArmReport(
+    return SideReport(
         name=side,
         text=text,
         overrides=tuple(overrides),

@@ -59,7 +59,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.subject}: {self.text}"
 
 
-class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
+class SideReport(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a gate, or one of two runs side by side.
 
     Attributes:
@@ -249,13 +249,13 @@ class ComparedReport(SharedReport, frozen=True, kw_only=True):
 
     Attributes:
         answers: the headlines.
-        arms: the sides A and B.
+        sides: A and B; their key is `arms`.
         control: the verdicts of a gate on side A compared with itself.
         hints: what a gate advises to do next.
     """
 
     answers: tuple[Headline, ...]
-    arms: tuple[ArmReport, ArmReport]
+    sides: tuple[SideReport, SideReport] = msgspec.field(name="arms")
     control: tuple[Verdict, ...] = ()
     hints: tuple[str, ...] = ()
 

@@ -36,9 +36,9 @@ def next_steps(report: Report) -> Iterator[Part]:
 def _after_sides(report: ComparedReport) -> Iterator[Part]:
     """Yield the search for the release that made a case worse, and then the hints of the gate."""
     lost = [verdict for verdict in report.run.verdicts if verdict.outcome in WORSE]
-    good, bad = (arm.text for arm in report.arms)
+    good, bad = (side.text for side in report.sides)
     are_releases = is_release(good) and is_release(bad)
-    has_overrides = any(arm.overrides for arm in report.arms)
+    has_overrides = any(side.overrides for side in report.sides)
     if lost and are_releases and not has_overrides:
         arguments = ["--good", good, "--bad", bad, *_tier_option(report)]
         command = specreg_command("bisect", *arguments, leading_loss(lost).case_id)

@@ -8,12 +8,12 @@ from specreg.core.counted import counted
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
 from specreg.measurement.metrics import ACCEPTANCE_LENGTH, METRICS, SPEEDUP, better_frac
 from specreg.report.document import (
-    ArmReport,
     CaseReport,
     ComparedReport,
     Headline,
     Report,
     RunReport,
+    SideReport,
     Tone,
     began_at,
     last_verdicts,
@@ -314,7 +314,7 @@ def _answer_of_sides(report: ComparedReport) -> tuple[Tone, str]:
         headline = report.answers[0]
     if headline.subject not in _GATE_WORDS:
         return headline.tone, str(headline)
-    _, side_b = side_names(report.arms)
+    _, side_b = side_names(report.sides)
     if len(side_b) > _LONGEST_NAME:
         side_b = "side B"
     verdicts = last_verdicts(report.run.verdicts)
@@ -326,7 +326,7 @@ def _answer_of_sides(report: ComparedReport) -> tuple[Tone, str]:
     elif failing:
         details = _unjudged(report, failing)
 
-    a, b = ((arm.text, arm.engine_versions) for arm in report.arms)
+    a, b = ((side.text, side.engine_versions) for side in report.sides)
     words = _GATE_WORDS[headline.subject].format("switch" if a == b else "upgrade")
     return headline.tone, f"{words[0].upper()}{words[1:]} to {side_b}: {details}"
 
@@ -336,21 +336,21 @@ _GATE_WORDS = {"UPGRADE": "{}", "DON'T": "don't {}", "UNDECIDED": "can't tell ye
 upgrade."""
 
 
-def side_names(arms: Sequence[ArmReport]) -> tuple[str, str]:
+def side_names(sides: Sequence[SideReport]) -> tuple[str, str]:
     """Return what the sides of a gate are: `vllm 0.31.0`, and else what was typed.
 
     Sides of the same version have the settings that differ as their names.
     """
-    versions = [arm.engine_versions for arm in arms]
+    versions = [side.engine_versions for side in sides]
     are_versions_known = all(versions) and versions[0] != versions[1]
     names = []
-    for arm in arms:
+    for side in sides:
         # A folder or a wheel says less than the version that its servers reported.
-        name = arm.text.replace("==", " ")
+        name = side.text.replace("==", " ")
         if are_versions_known:
-            name = ", ".join(arm.engine_versions)
-        if arm.overrides:
-            name = f"{name} with {', '.join(arm.overrides)}"
+            name = ", ".join(side.engine_versions)
+        if side.overrides:
+            name = f"{name} with {', '.join(side.overrides)}"
         names.append(name)
 
     side_a, side_b = names
@@ -362,7 +362,7 @@ def comparison_of(report: Report) -> str:
     run = report.run
     parts = []
     if isinstance(report, ComparedReport):
-        side_a, side_b = side_names(report.arms)
+        side_a, side_b = side_names(report.sides)
         parts.append(f"B, {side_b}, against A, {side_a}")
     else:
         measured = ", ".join(_engines(report.cases))

@@ -12,7 +12,7 @@ from specreg.baselines.comparison import CaseSpreads, change_of_baseline, spread
 from specreg.baselines.record import RecordedBaseline
 from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
-from specreg.report.document import ArmReport, ComparedReport, Report, is_release, last_verdicts
+from specreg.report.document import ComparedReport, Report, SideReport, is_release, last_verdicts
 from specreg.report.parts import Commands, Details, Output, Part, Section, Table, Text, VerdictLine
 from specreg.report.screen import LOG, Screen
 from specreg.report.sentence import recorded_cases
@@ -124,7 +124,7 @@ def _render_sides(
 
     For the control, side A is launched twice, as A1 and A2. The table calls A1 just A.
     """
-    side_a, side_b = report.arms
+    side_a, side_b = report.sides
     columns = (_with_version(side_b), _with_version(side_a))
     yield render_verdicts(verdicts, screen, columns=columns)
     if report.control:
@@ -158,10 +158,10 @@ def _word_of(outcome: Outcome) -> str:
     return OUTCOMES[outcome].word or "hold"
 
 
-def _with_version(arm: ArmReport) -> str:
+def _with_version(side: SideReport) -> str:
     """Return the title of a side's column: its name, and its version below it if that is short."""
-    name = arm.text.replace("==", "\n") if is_release(arm.text) else ""
-    return f"{arm.name}: {name}".removesuffix(": ")
+    name = side.text.replace("==", "\n") if is_release(side.text) else ""
+    return f"{side.name}: {name}".removesuffix(": ")
 
 
 def render_verdicts(
