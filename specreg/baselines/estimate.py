@@ -61,8 +61,6 @@ def estimate_of(
     The time consists of the warm-up, the rounds, the power sampling and the checks of both servers.
 
     Args:
-        case: the case.
-        store: the baselines.
         kind: the kind of machine that the tier is for, "cpu" or "gpu".
         among: the baseline files that are used; None for all.
     """
@@ -237,7 +235,6 @@ def run_s(cases: Sequence[Case], estimates: Mapping[str, Estimate], kind: str, f
     multiplied by the GPUs that it keeps busy.
 
     Args:
-        cases: the cases.
         estimates: how long each case takes, by its id.
         kind: the kind of machine, "cpu" or "gpu".
         fit: returns whether servers fit into memory at the same time.

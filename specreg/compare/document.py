@@ -62,7 +62,6 @@ def run_to_end(
     """Measure a gate, and write its report, also of what an interrupted gate has measured.
 
     Args:
-        gate: the gate.
         command: as for `record_gate`.
         resume_options: as for `record_gate`.
         show: called with the report once it is written.
@@ -93,7 +92,6 @@ def record_gate(
     """Write the report of a gate and its pages, even if the gate isn't finished, and return it.
 
     Args:
-        gate: the gate.
         command: the command that was typed.
         resume_options: the options with which the command resumes the gate; empty if it needs none.
         status: the exit status if the gate was cut short; None for the status that follows from
@@ -240,7 +238,6 @@ def _hints(gate: Gate, decision: Decision, resume_options: str) -> Iterator[str]
     """Yield a hint with the command that would decide the gate, and then what is unclear.
 
     Args:
-        gate: the gate.
         decision: its decision so far.
         resume_options: the options with which the command resumes the gate; empty if it needs none.
     """

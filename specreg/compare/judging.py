@@ -158,7 +158,6 @@ class Decision:
     """What a gate decided.
 
     Attributes:
-        answer: the answer.
         reasons: the reasons for the answer, the most important one first.
         unclear: a sentence for each verdict that leaves the answer undecided; empty for any other
             answer.
@@ -776,7 +775,6 @@ def _needed_count(
     The estimate assumes that the change and the spread stay as they are.
 
     Args:
-        metric: the metric.
         effect: its change.
         comparison: the same change as it was judged.
         rules: how strictly launches are judged.
@@ -828,7 +826,6 @@ def why_broken(
 
     Args:
         launches: the launches of both sides.
-        side: the side.
         metric: if set, a launch without a valid value of this metric counts as failed.
     """
     failures = []

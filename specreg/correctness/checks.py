@@ -53,7 +53,6 @@ class RunningCase:
     """A case whose servers are up.
 
     Attributes:
-        case: the case.
         server: the server with speculation.
         control: the server without speculation; None if the case has none.
         prompts: the prompts of the case.
@@ -81,7 +80,6 @@ def ask_greedy(
 
     Args:
         case: the case, which says how long answers may be.
-        server: the server.
         texts: the texts as token ids.
         in_flight: how many requests are in flight; 0 for as many as the case has.
 
@@ -461,7 +459,6 @@ def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
     """Return the checks that apply to a case.
 
     Args:
-        case: the case.
         with_torch: True to include the check that runs the models, which needs torch.
     """
     # All checks need answers in token ids: two tokens may have the same text.

@@ -238,7 +238,6 @@ def check_one_command(text: str, *, is_script: bool = False) -> None:
     """Check that a shell would run only one command for a text.
 
     Args:
-        text: the text.
         is_script: True if a new line begins a new command. People break the line of a tier without
             a backslash, too.
 

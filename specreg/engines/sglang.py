@@ -629,7 +629,6 @@ def _dtype(spec: ServerSpec, config: Mapping[str, Any]) -> str:
     target's states fails at the first request. So the draft gets the target's format, as on vLLM.
 
     Args:
-        spec: the settings of the server.
         config: the target's `config.json`; empty if it isn't on this machine.
 
     Returns:

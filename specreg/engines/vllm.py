@@ -620,7 +620,6 @@ def engine_arguments(
     """Return the arguments of vLLM's engine by name. Its flags have the same names.
 
     Args:
-        spec: the settings of the server.
         site: what only this start knows.
         speculation: all settings of the speculation, by vLLM's names; empty without speculation.
     """

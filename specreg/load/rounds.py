@@ -361,7 +361,6 @@ class Clients:
     """The processes that send one case's requests to an endpoint.
 
     Attributes:
-        case: the case.
         endpoint: the server.
         clock: monotonic, in nanoseconds.
         client: the HTTP client of this process.

@@ -92,7 +92,6 @@ class ArmReplay:
     """The rounds and counts of one arm so far.
 
     Attributes:
-        arm: the arm.
         clients: the clients that send the requests to its server.
         before: the server's counters when the rounds began; None if they aren't needed, or
             couldn't be read.

@@ -349,7 +349,6 @@ def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, Par
     """Return the acceptance of thoughts and answers; each chunk after the first counts as a step.
 
     Args:
-        traces: the requests.
         draft_tokens: the most drafts that a step can accept, k.
 
     Returns:

@@ -302,7 +302,6 @@ def full_until_ns(replayed_round: Round, concurrency: int) -> int:
     then on fewer conversations are in flight, which is a different load.
 
     Args:
-        replayed_round: the round.
         concurrency: how many requests a closed loop keeps in flight; 0 for a rate, whose load is
             full until the end of the round.
     """

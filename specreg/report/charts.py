@@ -569,7 +569,6 @@ def _history_picture(
     """Draw a metric of several cases over all of their nights.
 
     Args:
-        metric: the metric.
         lines: the lines of the cases.
         colors: the colour of each case by its id; empty with too many cases.
     """
@@ -887,7 +886,6 @@ def _lines_over_load(
     Subjects with fewer than three loads are left out.
 
     Args:
-        cases: the cases.
         values: the value of each case that has one, by its id.
     """
     lines_by_subject: dict[str, dict[CaseSettings, dict[int, _T]]] = {}

@@ -296,7 +296,6 @@ def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures |
     Without the version, the command would measure a newer version as soon as specreg prefers it.
 
     Args:
-        case_id: the case.
         options: the options of the run.
         figures: what the run measured; None if it measured nothing.
     """

@@ -20,7 +20,6 @@ def sentence_of(verdict: Verdict, expectation: str = OF_A_RUN.expectation) -> st
     `tpot p50 2.1 ms, recorded 2 ms: worse by 5.2 % (2.1 to 8.0 %), tolerance 3 %`
 
     Args:
-        verdict: the verdict.
         expectation: the word before the expected value, see `Wording`.
     """
     comparison = verdict.comparison

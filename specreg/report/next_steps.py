@@ -105,7 +105,6 @@ def _repairs(report: RunReport, whole_ids: Collection[str]) -> Iterator[Commands
     """Yield a command for each kind of verdict that fails.
 
     Args:
-        report: the report of a run.
         whole_ids: the ids of all cases that a run without `-k` judges.
     """
     options = report.origin.options

@@ -124,7 +124,6 @@ def describe_loss(loss: Verdict, lost: Iterable[Verdict]) -> str:
     If acceptance explains nearly all of a lost speed, the lost acceptance is described instead.
 
     Args:
-        loss: the loss.
         lost: all losses of the run.
     """
     own = [verdict for verdict in lost if verdict.case_id == loss.case_id]

@@ -144,8 +144,6 @@ def _changes(a: RunReport, b: RunReport, old: CaseReport, new: CaseReport) -> It
     the outcomes of the runs differ, it names both.
 
     Args:
-        a: the report of run A.
-        b: the report of run B.
         old: the case in run A.
         new: the case in run B.
     """

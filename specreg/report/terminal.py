@@ -173,7 +173,6 @@ def render_verdicts(
     """Render a table with verdicts, grouped by case in their order.
 
     Args:
-        verdicts: the verdicts.
         screen: where the table is shown.
         columns: the titles of the columns for a verdict's `value` and `expected`. What a value is
             compared with stands before it.
@@ -282,7 +281,6 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed_launches: Mappin
     """List what no run can judge because new baselines lack figures; empty if they lack nothing.
 
     Args:
-        recorded: the recorded baselines.
         timed_launches: on how many launches the speed of a case was measured, by the case's id; it
             doesn't have the cases whose speed wasn't measured.
     """

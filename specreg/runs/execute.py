@@ -281,7 +281,6 @@ class NightExecutor(Executor[NightStep | EngineCheck]):
         """Measure cases side by side on servers that are ready, and record them in the ledger.
 
         Args:
-            goals: the cases.
             first: the first of them on its launch, which has the control of all.
 
         Returns:
@@ -376,7 +375,6 @@ class NightExecutor(Executor[NightStep | EngineCheck]):
 
         Args:
             goal: the first case.
-            arm: its arm.
             watching: samples the power of the servers' devices; None if power isn't measured.
         """
         case = goal.case

@@ -58,7 +58,6 @@ class CaseGoal:
     """What a run wants to know of a case.
 
     Attributes:
-        case: the case.
         metrics: the metrics of which a verdict may be asked.
         is_measured: whether it is measured. A case may be checked only.
         speed: whether its speed is measured, beside that of its control.

@@ -14,7 +14,6 @@ class Launch:
     """One of several starts of the same server.
 
     Attributes:
-        spec: the server.
         number: the number of the launch, from 1.
         only_for: the id of the only case that may use the server; empty if cases share it.
         side: the side of a gate that the server belongs to; empty in a run.
@@ -50,7 +49,6 @@ def launch_pair(case: Case, number: int) -> tuple[Launch, Launch]:
     """Return the launches of a case's control and of its server.
 
     Args:
-        case: the case.
         number: the number of both launches, from 1.
 
     Returns:
@@ -82,7 +80,6 @@ def log_paths(logs: Path, launch: Launch) -> Sequence[Path]:
 
     Args:
         logs: the folder of the logs, which need not exist.
-        launch: the launch.
     """
     pattern = re.compile(rf"{re.escape(launch.id)}(~\d+)?(~shard\d+)?\.log")
     if not logs.is_dir():

@@ -76,10 +76,6 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
     """Return the server groups of some cases.
 
     The groups with the most GPUs come first, and of these the ones that take the longest.
-
-    Args:
-        cases: the cases.
-        context: the run.
     """
     # The times come from committed baselines only, so that every machine makes the same shards.
     folder = context.store.folder
@@ -121,7 +117,6 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
     first case on a server has the time of its start.
 
     Args:
-        context: the run.
         selection: the metrics and checks that it judges.
         fit: returns whether the memory is enough for several servers at the same time.
 
