@@ -1,7 +1,7 @@
 """Name the launches of servers, and the files of their logs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,19 @@ def launch_pair(case: Case, number: int) -> tuple[Launch, Launch]:
         return server, server
     control = Launch(spec=case.control, number=number)
     return control, server
+
+
+def cases_by_server(cases: Iterable[Case]) -> Mapping[Launch, Sequence[Case]]:
+    """Return the server groups: the first launch of each server, with the cases that share it.
+
+    Servers and cases keep their order. The cases of a server have the same control, because the
+    control follows from the server.
+    """
+    groups: dict[Launch, list[Case]] = {}
+    for case in cases:
+        _, server = launch_pair(case, 1)
+        groups.setdefault(server, []).append(case)
+    return groups
 
 
 def weights_log(server_log: Path) -> Path:
