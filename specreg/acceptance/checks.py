@@ -229,7 +229,6 @@ def check_delivered(
 
     Args:
         counts: the counts of all requests.
-        traces: the requests.
         draft_tokens: the most drafts that a step can accept, k.
 
     Raises:

@@ -295,7 +295,6 @@ class PromptAcceptance:
     """The acceptance of one request.
 
     Attributes:
-        prompt_id: the id of the prompt.
         category: the category of the prompt.
         counts: the counts of the request's steps.
         completion_tokens: the number of tokens of the answer.

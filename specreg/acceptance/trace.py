@@ -164,7 +164,6 @@ def have_split_steps(traces: Sequence[RequestTrace], counts: StepCounts, draft_t
     of each answer, up to k accepted drafts may be cut off.
 
     Args:
-        traces: the requests.
         counts: the counts of all of their steps.
         draft_tokens: the most drafts that a step can accept, k.
     """

@@ -17,7 +17,6 @@ class LengthChange:
     """A prompt whose answer changed in length.
 
     Attributes:
-        prompt_id: the id of the prompt.
         before_tokens: the mean length of its earlier answers, in tokens.
         now_tokens: the mean length of its present answers, in tokens.
     """

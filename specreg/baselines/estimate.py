@@ -17,6 +17,7 @@ from specreg.datasets.table import dataset_named
 from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case, companions_of, in_run_order
 from specreg.measurement.metrics import METRICS
+from specreg.servers.launch import cases_by_server
 
 START_S = {"cpu": 30.0, "gpu": 120.0}
 """How long a server takes to start, by kind of machine, in seconds. The value for CPUs was
@@ -61,8 +62,6 @@ def estimate_of(
     The time consists of the warm-up, the rounds, the power sampling and the checks of both servers.
 
     Args:
-        case: the case.
-        store: the baselines.
         kind: the kind of machine that the tier is for, "cpu" or "gpu".
         among: the baseline files that are used; None for all.
     """
@@ -159,22 +158,17 @@ def _guessed_step_s(case: Case, kind: str) -> float:
 def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gpus: int) -> float:
     """Return how long a run takes on several GPUs, in seconds.
 
-    Cases that share their servers are a group. A GPU has one group at a time, and the longest
-    groups start first.
+    A GPU has one server group at a time, and the longest groups start first.
 
     Args:
         cases: the cases, none of which takes more GPUs than there are.
         estimates: how long each case takes, by its id.
         gpus: how many GPUs there are.
     """
-    cases_by_servers: dict[tuple[object, ...], list[Case]] = {}
-    for case in cases:
-        key = (case.control, case.server, case.only_for)
-        cases_by_servers.setdefault(key, []).append(case)
     groups = []
-    for group in cases_by_servers.values():
+    for launch, group in cases_by_server(cases).items():
         group_time_s = START_S["gpu"] + sum(estimates[case.id].case_s for case in group)
-        groups.append((group_time_s, group[0].server))
+        groups.append((group_time_s, launch.spec))
     groups.sort(key=lambda timed_group: timed_group[0], reverse=True)
     busy_s = [0.0] * gpus
     for duration_s, server in groups:
@@ -237,7 +231,6 @@ def run_s(cases: Sequence[Case], estimates: Mapping[str, Estimate], kind: str, f
     multiplied by the GPUs that it keeps busy.
 
     Args:
-        cases: the cases.
         estimates: how long each case takes, by its id.
         kind: the kind of machine, "cpu" or "gpu".
         fit: returns whether servers fit into memory at the same time.

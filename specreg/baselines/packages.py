@@ -92,7 +92,6 @@ def package_remarks(folder: Path, measurement: Measurement, baseline: Baseline) 
 
     Args:
         folder: the machine's folder of baselines.
-        measurement: the measurement.
         baseline: the baseline that it is compared with.
     """
     recorded_sha256 = baseline.provenance.packages_sha256

@@ -38,7 +38,6 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
     decide the acceptance.
 
     Args:
-        case: the case.
         target: the folder or the hub id of the target model.
         prompts: all prompts of the dataset, in order.
     """

@@ -252,7 +252,6 @@ def view_of_tier(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> I
     """Yield whether the cases fit, how long they take, what each needs, and what to prepare.
 
     Args:
-        tier: the tier.
         estimates: how long each case takes, by its id.
         gpus: the GPUs of this machine.
     """

@@ -211,7 +211,6 @@ def _answer_problems(case: Case, answer: Transcript, *, needs_text: bool) -> Ite
 
     Args:
         case: the case as side A runs it.
-        answer: the answer.
         needs_text: whether the answer's text is sent as a part of later turns.
     """
     ids = (*answer.prompt, *answer.output)

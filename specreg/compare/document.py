@@ -18,12 +18,12 @@ from specreg.core.counted import counted
 from specreg.core.errors import ReportError
 from specreg.engines.launch_facts import changed_facts
 from specreg.report.document import (
-    ArmReport,
     CaseReport,
     ComparedReport,
     Expected,
     Headline,
     RunVerdict,
+    SideReport,
     Tone,
     origin_of,
 )
@@ -62,7 +62,6 @@ def run_to_end(
     """Measure a gate, and write its report, also of what an interrupted gate has measured.
 
     Args:
-        gate: the gate.
         command: as for `record_gate`.
         resume_options: as for `record_gate`.
         show: called with the report once it is written.
@@ -93,7 +92,6 @@ def record_gate(
     """Write the report of a gate and its pages, even if the gate isn't finished, and return it.
 
     Args:
-        gate: the gate.
         command: the command that was typed.
         resume_options: the options with which the command resumes the gate; empty if it needs none.
         status: the exit status if the gate was cut short; None for the status that follows from
@@ -126,7 +124,7 @@ def record_gate(
         remarks=tuple(_remarks(gate)),
         ended_at=ended_at.isoformat(timespec="seconds"),
         answers=(answer,),
-        arms=(_arm_report(gate, Side.A), _arm_report(gate, Side.B)),
+        sides=(_side_report(gate, Side.A), _side_report(gate, Side.B)),
         control=decision.control,
         hints=tuple(_hints(gate, decision, resume_options)),
     )
@@ -141,14 +139,14 @@ def record_gate(
     return report
 
 
-def _arm_report(gate: Gate, side: Side) -> ArmReport:
+def _side_report(gate: Gate, side: Side) -> SideReport:
     """Describe a side: what was typed, and what was installed and measured."""
     text = gate.options.a
     overrides = gate.options.a_overrides
     if side.is_b:
         text = gate.options.b
         overrides = gate.options.b_overrides
-    return ArmReport(
+    return SideReport(
         name=side,
         text=text,
         overrides=tuple(overrides),
@@ -240,7 +238,6 @@ def _hints(gate: Gate, decision: Decision, resume_options: str) -> Iterator[str]
     """Yield a hint with the command that would decide the gate, and then what is unclear.
 
     Args:
-        gate: the gate.
         decision: its decision so far.
         resume_options: the options with which the command resumes the gate; empty if it needs none.
     """

@@ -143,13 +143,13 @@ class GateExecutor(Executor[GateStep]):
         for side, measurement in zip(servers, measurements, strict=True):
             if hangs(measurement):
                 raise SideError(side, str(_why_nothing(measurement)))
-        for arm, (side, measurement) in enumerate(zip(servers, measurements, strict=True)):
+        for arm_number, (side, measurement) in enumerate(zip(servers, measurements, strict=True)):
             if measurement.replay is None:
                 reason = _why_nothing(measurement)
                 self.options.show(f"launch {step.number}, side {side}, {pair.id}: {reason}")
                 yield _failed(step, pair, side, reason)
                 continue
-            self.ledger.end(measurement, arm=arm)
+            self.ledger.end(measurement, arm_number=arm_number)
             yield MeasuredLaunch(
                 case_id=pair.id, arm=side, number=step.number, measurement=measurement
             )

@@ -25,10 +25,10 @@ from specreg.baselines.comparison import (
     paired_ratio_change,
 )
 from specreg.compare.options import MOST_WORTH_ASKING
-from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
+from specreg.compare.pairs import COMPARED, CONTROL, Group, Pair, Side
 from specreg.core.reasons import Reason
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import GATE_METRICS, Metric
+from specreg.measurement.metrics import ACCEPTANCE_LENGTH, GATE_METRICS, STEP, THROUGHPUT, Metric
 from specreg.report.tables import label_of
 from specreg.runs.ledger import ArmLaunch, FailedLaunch
 from specreg.stats.intervals import LEVEL, Effect, change_of_pairs, t_quantile
@@ -158,7 +158,6 @@ class Decision:
     """What a gate decided.
 
     Attributes:
-        answer: the answer.
         reasons: the reasons for the answer, the most important one first.
         unclear: a sentence for each verdict that leaves the answer undecided; empty for any other
             answer.
@@ -378,7 +377,7 @@ def is_settled(group: Group, decision: Decision) -> bool:
     for verdict in unclear:
         # `needed_launches` is 0 for an acceptance that was compared, because further launches would
         # replay the same prompts. It is 1 if a side has no valid launch yet.
-        is_stuck = verdict.metric == ACCEPTANCE and verdict.needed_launches == 0
+        is_stuck = verdict.metric == ACCEPTANCE_LENGTH and verdict.needed_launches == 0
         if is_stuck and verdict.case_id in draft_ids:
             settled_ids.add(verdict.case_id)
 
@@ -772,7 +771,6 @@ def _needed_count(
     The estimate assumes that the change and the spread stay as they are.
 
     Args:
-        metric: the metric.
         effect: its change.
         comparison: the same change as it was judged.
         rules: how strictly launches are judged.
@@ -824,7 +822,6 @@ def why_broken(
 
     Args:
         launches: the launches of both sides.
-        side: the side.
         metric: if set, a launch without a valid value of this metric counts as failed.
     """
     failures = []
@@ -921,7 +918,7 @@ def _parts_of_output(second: Sequence[Measurement], first: Sequence[Measurement]
     output, tokens, step = log_changes
     remainder = output - tokens + step
     log_parts = [
-        (GATE_METRICS[ACCEPTANCE].cause, tokens),
+        (GATE_METRICS[ACCEPTANCE_LENGTH].cause, tokens),
         (GATE_METRICS[STEP].cause, -step),
         ("prefill and the rest", remainder),
     ]

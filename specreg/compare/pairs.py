@@ -19,7 +19,7 @@ from specreg.engines.server_spec import DraftTokens, ServerSpec
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.table_cases import check_pinned, check_tree
 from specreg.matrix.tables import located_errors
-from specreg.measurement.metrics import GATE_METRICS, Metric
+from specreg.measurement.metrics import ACCEPTANCE_LENGTH, GATE_METRICS, Metric
 
 _NOT_OVERRIDDEN = frozenset(
     {
@@ -46,9 +46,6 @@ _TYPES: Mapping[str, object] = MappingProxyType(
 """The type of each setting that a side may override."""
 _SPECULATION_SETTINGS = frozenset({"method", "draft", "draft_tokens"})
 """The settings that a case without speculation doesn't have."""
-ACCEPTANCE = "acceptance_length_tokens"
-THROUGHPUT = "throughput_tokens_per_s"
-STEP = "step_p50_ms"
 
 
 class Side(StrEnum):
@@ -124,7 +121,7 @@ class Pair:
         draft_equally = drafting(self.a.server) == drafting(self.b.server)
         if draft_equally or self.compares_drafts:
             return leading
-        speeds = leading - {ACCEPTANCE}
+        speeds = leading - {ACCEPTANCE_LENGTH}
         has_equal_draft_tokens = self.a.server.draft_tokens == self.b.server.draft_tokens
         if speeds or not has_equal_draft_tokens:
             return speeds

@@ -20,7 +20,6 @@ def render_progress(
 
     Args:
         decision: the decision so far.
-        pairs: the pairs.
         looks: the numbers of launches after which the gate judges.
     """
     for pair in pairs:

@@ -229,7 +229,6 @@ def _judge(
     """Judge the change of a figure per hour, over the segments after the lead-in.
 
     Args:
-        figure: the figure.
         segments: the segments so far.
         goal: what the soak wants to know.
         level: the probability that the true change is below its interval, which is also the
@@ -323,7 +322,6 @@ def _sensitivity_of(
     """Estimate which drift of a figure the whole soak can find.
 
     Args:
-        figure: the figure.
         points: the hour and the value of each segment so far, at least `SEGMENT_PARTS`.
         level: the level of the look that has to find the drift.
         minutes: the length of the whole soak.
@@ -360,8 +358,6 @@ def _points(
     """Return the hour and the value of each segment that has the figure.
 
     Args:
-        figure: the figure.
-        segments: the segments.
         from_s: segments whose middle was earlier than this are left out.
     """
     points = []

@@ -59,7 +59,6 @@ def check_name(kind: str, name: str, known: Iterable[str], where: str = "") -> N
 
     Args:
         kind: what the name is for, such as `dataset`.
-        name: the name.
         known: the names that exist.
         where: where the name was read, for the message.
 

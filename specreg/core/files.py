@@ -166,7 +166,6 @@ def remedy_of(error: OSError, of_file: str = "make room or repair its rights") -
     """Return what to do about an error of the system.
 
     Args:
-        error: the error.
         of_file: what to do if the file that the error names is the cause.
     """
     # Whatever file is opened when too many are open is named, and isn't the cause.
@@ -189,7 +188,6 @@ def refusal(problem: str, path: PurePath | None = None) -> OSError:
     """Return an OSError whose `strerror` is a problem in words.
 
     Args:
-        problem: the problem.
         path: the path of the file, which is put before the problem; None to leave it out.
     """
     if path is not None:

@@ -174,7 +174,6 @@ class SupervisedProcess:
         supervisor: its parent, which writes its log, removes the files of its descendants in
             /dev/shm, and ends all of them if specreg is killed.
         orders: what specreg writes to the supervisor, and the supervisor answers.
-        log_path: its log.
         temporary: its temporary folder, which `clean_up` removes, or the supervisor if specreg is
             killed; None if it has none.
         outside: what it starts outside of its descendants; None if it starts nothing there.
@@ -193,9 +192,6 @@ class SupervisedProcess:
 
     def receive(self, kind: type[_MessageT]) -> _MessageT | None:
         """Wait for the next message of the process, and return it; None if the process has ended.
-
-        Args:
-            kind: the type of the message.
 
         Raises:
             msgspec.DecodeError: the message isn't of that type.
@@ -413,7 +409,6 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
     `clean_up`, so that the temporary folder is removed even if specreg is killed before.
 
     Args:
-        process: the process.
         grace_s: how long it may take to end by itself, in seconds.
 
     Raises:

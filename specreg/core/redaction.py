@@ -132,7 +132,6 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
     `X-Api-Key:` or `Bearer` before it. Such secrets are hidden too.
 
     Args:
-        text: the text.
         secrets: the texts that are hidden wherever they occur; None for all known secrets.
     """
     if secrets is None:

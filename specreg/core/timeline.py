@@ -37,7 +37,6 @@ class RunningPhase:
     """A phase in progress.
 
     Attributes:
-        phase: the phase.
         pairs: the server pairs that it is for, which share its time equally.
         subject: what it is about, such as a case or an engine.
         began_ns: when it began.
@@ -117,7 +116,6 @@ class Timeline:
         """Count the time of the context for a phase, except for that of phases nested in it.
 
         Args:
-            phase: the phase.
             pairs: the server pairs that share its time. If none are given, these are the pairs of
                 the enclosing phase; outside any phase, it is the pair that was added last.
             of: the subject of the phase. By default, this is the first of the pairs.

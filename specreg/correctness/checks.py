@@ -53,7 +53,6 @@ class RunningCase:
     """A case whose servers are up.
 
     Attributes:
-        case: the case.
         server: the server with speculation.
         control: the server without speculation; None if the case has none.
         prompts: the prompts of the case.
@@ -81,7 +80,6 @@ def ask_greedy(
 
     Args:
         case: the case, which says how long answers may be.
-        server: the server.
         texts: the texts as token ids.
         in_flight: how many requests are in flight; 0 for as many as the case has.
 
@@ -209,7 +207,7 @@ def _answers_to(prompt: Prompt, rounds: Sequence[Round]) -> set[tuple[int, str, 
     """Return the turn, digest, token count and finish reason of each answer to a prompt."""
     # A prompt is answered once in each round. The set holds equal answers only once.
     answers = set()
-    for trace in itertools.chain.from_iterable(part.traces for part in rounds):
+    for trace in itertools.chain.from_iterable(replayed_round.traces for replayed_round in rounds):
         if trace.prompt_id == prompt.id:
             answer = (trace.turn, trace.answer_sha256, trace.tokens, trace.finish_reason)
             answers.add(answer)
@@ -461,7 +459,6 @@ def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
     """Return the checks that apply to a case.
 
     Args:
-        case: the case.
         with_torch: True to include the check that runs the models, which needs torch.
     """
     # All checks need answers in token ids: two tokens may have the same text.

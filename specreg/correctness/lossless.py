@@ -32,7 +32,6 @@ class Parting:
     """The first token in which an answer differs from the answer without speculation.
 
     Attributes:
-        prompt_id: the id of the prompt.
         position: the index of the token in the answers, from 0.
         plain: the token without speculation; None if the answer without speculation has ended.
         speculative: the token with speculation; None if the answer with speculation has ended.

@@ -26,7 +26,6 @@ class TurnAnswer(NamedTuple):
     Attributes:
         name: the id of the prompt, followed by the number of the turn from the second turn on.
         text: the text that was sent, as token ids: the conversation up to this turn.
-        answer: the answer.
     """
 
     name: str

@@ -89,7 +89,6 @@ def load_prompts(
     Even if only the first n prompts are used, they are spread evenly over the categories.
 
     Args:
-        prompt_set: the set.
         root: the root of the repository, with the toy sets.
         vocabulary: returns how many token ids the target has; called only for random token ids.
         data_dir: the folder of the prepared sets; None for SPECREG_DATA, or else specreg's cache.
@@ -156,7 +155,6 @@ def prepare(
     A set that is prepared already is kept, unless a file is given.
 
     Args:
-        prompt_set: the set.
         data_dir: the folder of the prepared sets.
         user_file: the user's file; None to fetch the set from the hub.
         show: takes each line of progress.

@@ -68,7 +68,6 @@ def read_published_file(
 
     Args:
         path: the file.
-        prompt_set: the set.
         has_examples: True if the file has the worked examples of the set instead of its prompts.
         most_memory_bytes: how much memory that may take.
         command: the program that reads.

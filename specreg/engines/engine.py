@@ -270,7 +270,6 @@ class Engine(ABC):
         """Return all settings of a server's speculation by the engine's names; empty for `none`.
 
         Args:
-            spec: the settings of the server.
             draft: the folder or hub id of the draft as the engine gets it; None without one.
 
         Raises:
@@ -325,7 +324,6 @@ class Engine(ABC):
         """Return whether every step of a method drafts, or is padded and counted as if it drafted.
 
         Args:
-            method: the method.
             model_runner: the model runner of the server; empty if it isn't known.
         """
         del model_runner
@@ -382,7 +380,6 @@ class Engine(ABC):
         """Check that the engine takes a draft with a server's settings.
 
         Args:
-            spec: the settings of the server.
             read_config: returns the draft's `config.json`, which it may have to fetch; empty if
                 that isn't available.
 
@@ -402,7 +399,6 @@ class Engine(ABC):
 
         Args:
             python: the interpreter of the engine's environment.
-            spec: the settings of the server.
             site: what only this start knows.
         """
 

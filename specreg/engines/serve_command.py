@@ -28,6 +28,10 @@ from specreg.engines.methods import (
 
 TARGET = "target"
 SPECULATION = "speculation"
+OWN_PORT = "specreg starts the server on this machine, on a port that is free"
+NO_KEY = "specreg's client sends no key, and nobody else reaches the server"
+NO_TLS = "specreg's client speaks plain HTTP, and only this machine reaches the server"
+"""Why a measured server of any engine can't have certain flags, see `ServeCommand.refused`."""
 _PYTHON = "python"
 _PLACEHOLDERS = {DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS, BRANCHES}
 _CONTINUED_LINE = re.compile(r"\\[ \t]*\r?\n")
@@ -234,7 +238,6 @@ def check_one_command(text: str, *, is_script: bool = False) -> None:
     """Check that a shell would run only one command for a text.
 
     Args:
-        text: the text.
         is_script: True if a new line begins a new command. People break the line of a tier without
             a backslash, too.
 

@@ -40,7 +40,7 @@ from specreg.engines.methods import (
     Spelling,
 )
 from specreg.engines.repetition import RepeatingStream
-from specreg.engines.serve_command import TARGET, ServeCommand
+from specreg.engines.serve_command import NO_KEY, NO_TLS, OWN_PORT, TARGET, ServeCommand
 from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import (
     AnswerSettings,
@@ -339,9 +339,6 @@ _METHODS = {
 }
 
 
-_OWN_PORT = "specreg starts the server on this machine, on a port that is free"
-_NO_KEY = "specreg's client sends no key, and nobody else reaches the server"
-_NO_TLS = "specreg's client speaks plain HTTP, and only this machine reaches the server"
 _SERVE_COMMAND = ServeCommand(
     programs=(("python", "-m", "sglang.launch_server"), ("sglang", "serve")),
     takes_target=False,
@@ -366,11 +363,11 @@ _SERVE_COMMAND = ServeCommand(
     speculation_flags=("speculative-", "enable-multi-layer-eagle"),
     speculation_names={"speculative-draft-model": "speculative-draft-model-path"},
     refused={
-        "port": _OWN_PORT,
-        "host": _OWN_PORT,
-        "api-key": _NO_KEY,
-        "ssl-keyfile": _NO_TLS,
-        "ssl-certfile": _NO_TLS,
+        "port": OWN_PORT,
+        "host": OWN_PORT,
+        "api-key": NO_KEY,
+        "ssl-keyfile": NO_TLS,
+        "ssl-certfile": NO_TLS,
         "config": "specreg doesn't see what the file sets; write its settings out",
     },
     preset={"disable-radix-cache": (), "enable-metrics": (), "sampling-defaults": ("openai",)},
@@ -632,7 +629,6 @@ def _dtype(spec: ServerSpec, config: Mapping[str, Any]) -> str:
     target's states fails at the first request. So the draft gets the target's format, as on vLLM.
 
     Args:
-        spec: the settings of the server.
         config: the target's `config.json`; empty if it isn't on this machine.
 
     Returns:

@@ -20,7 +20,7 @@ from specreg.acceptance.record import Copies, Counters, Source, StepCounts
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, Requirement, Site, given_flags
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling
-from specreg.engines.serve_command import ServeCommand
+from specreg.engines.serve_command import OWN_PORT, ServeCommand
 from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import FINISH_LABEL, MetricsPage, WireFormat
 
@@ -122,7 +122,6 @@ _METHODS = {
 }
 
 
-_OWN_PORT = "specreg starts the server on this machine, on a port that is free"
 _OWN_FILE = (
     "specreg writes this file itself; name the method in methods, and the other keys of its"
     " speculative_config in speculation"
@@ -143,8 +142,8 @@ _SERVE_COMMAND = ServeCommand(
         "trust-remote-code": "trust_remote_code",
     },
     refused={
-        "port": _OWN_PORT,
-        "host": _OWN_PORT,
+        "port": OWN_PORT,
+        "host": OWN_PORT,
         "extra-llm-api-options": _OWN_FILE,
         "config": _OWN_FILE,
     },

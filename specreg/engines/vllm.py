@@ -17,7 +17,14 @@ from specreg.engines.drafter.scheduled import schedule_of
 from specreg.engines.engine import CUDA_COMPILER, Engine, Fetch, Identity, Requirement, Site
 from specreg.engines.launch_facts import DISABLED, LaunchFacts
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spelling, is_older
-from specreg.engines.serve_command import SPECULATION, TARGET, ServeCommand
+from specreg.engines.serve_command import (
+    NO_KEY,
+    NO_TLS,
+    OWN_PORT,
+    SPECULATION,
+    TARGET,
+    ServeCommand,
+)
 from specreg.engines.server_spec import ModelRunner, Parallel, ServerSpec
 from specreg.engines.wire_format import (
     FINISH_LABEL,
@@ -301,10 +308,7 @@ _LOGGED_SAMPLER = {
 }
 
 
-_OWN_PORT = "specreg starts the server on this machine, on a port that is free"
 _NO_PREFIX_CACHE = "a repeated prompt must cost what it cost the first time"
-_NO_KEY = "specreg's client sends no key, and nobody else reaches the server"
-_NO_TLS = "specreg's client speaks plain HTTP, and only this machine reaches the server"
 _HIDDEN = "specreg doesn't see what the file sets; write its settings out"
 _SERVE_COMMAND = ServeCommand(
     programs=(
@@ -336,12 +340,12 @@ _SERVE_COMMAND = ServeCommand(
         "spec-tokens": "num_speculative_tokens",
     },
     refused={
-        "port": _OWN_PORT,
-        "host": _OWN_PORT,
-        "uds": _OWN_PORT,
-        "api-key": _NO_KEY,
-        "ssl-keyfile": _NO_TLS,
-        "ssl-certfile": _NO_TLS,
+        "port": OWN_PORT,
+        "host": OWN_PORT,
+        "uds": OWN_PORT,
+        "api-key": NO_KEY,
+        "ssl-keyfile": NO_TLS,
+        "ssl-certfile": NO_TLS,
         "config": _HIDDEN,
         "enable-prefix-caching": _NO_PREFIX_CACHE,
         "disable-log-stats": "without its statistics the server counts no acceptance",
@@ -616,7 +620,6 @@ def engine_arguments(
     """Return the arguments of vLLM's engine by name. Its flags have the same names.
 
     Args:
-        spec: the settings of the server.
         site: what only this start knows.
         speculation: all settings of the speculation, by vLLM's names; empty without speculation.
     """

@@ -456,7 +456,6 @@ class MetricsPage:
         """Check that the page has samples of all these names.
 
         Args:
-            names: the names.
             advice: what the user has to do if samples of a name are missing.
 
         Raises:
@@ -709,7 +708,6 @@ class WireFormat:
         """Parse a page of counters: those of the speculation, and the further ones.
 
         Args:
-            page: the page.
             speculates: False for a server without speculation, whose page needn't have counters of
                 it.
 

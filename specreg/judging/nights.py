@@ -43,7 +43,6 @@ class MachineNights:
     """The state of all figures of one machine after its nights so far.
 
     Args:
-        figures: the figures.
         tolerances_frac: the tolerated loss of each figure, 0..1.
         prior: the spreads that are assumed at first.
         has_controls: whether servers without speculation ran beside the cases.

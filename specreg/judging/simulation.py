@@ -266,7 +266,6 @@ def simulate(scenario: Scenario, series: int, seed: int = FIRST_SEED) -> Scenari
     """Judge several series of a scenario, and count.
 
     Args:
-        scenario: the scenario.
         series: how many series there are.
         seed: the seed of the first of them. Each one has the next seed.
     """

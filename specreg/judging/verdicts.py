@@ -16,7 +16,6 @@ class SpeedVerdict:
     """What the nights say about one figure on the last night of its machine.
 
     Attributes:
-        figure: the figure.
         finding: what they say.
         evidence: why.
         level: the logarithm that tonight is compared with; better is positive, NaN if unknown.

@@ -205,7 +205,6 @@ class ChatClient:
     """Sends the requests of one case to an endpoint.
 
     Attributes:
-        case: the case.
         endpoint: the server.
         http: the HTTP client for the endpoint.
         clock: monotonic, in nanoseconds.

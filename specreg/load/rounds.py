@@ -138,7 +138,7 @@ async def replay_round(
     client: "httpx.AsyncClient",
     clock: Clock,
     record: Record | None = None,
-    part: RoundSlice | None = None,
+    round_slice: RoundSlice | None = None,
 ) -> RoundBuilder:
     """Replay prompts under the case's load, the turns of each conversation one after another.
 
@@ -152,14 +152,14 @@ async def replay_round(
         client: the HTTP client for the endpoint.
         clock: monotonic, in nanoseconds.
         record: takes each request as it ends.
-        part: the slice of the round that is replayed; None for a whole round that begins now.
+        round_slice: the slice that is replayed; None for a whole round that begins now.
 
     Raises:
         HungError: during 60 s of requests, no stream delivered a token, and no request ended except
             by a timeout.
     """
-    if part is None:
-        part = RoundSlice(started_ns=clock())
+    if round_slice is None:
+        round_slice = RoundSlice(started_ns=clock())
     builder = RoundBuilder(record)
     ended: asyncio.Queue[FinishedRequest] = asyncio.Queue()
     chat_client = ChatClient(
@@ -168,8 +168,8 @@ async def replay_round(
     replay = _replay_open
     if case.load.arrivals is Arrivals.CLOSED:
         replay = _replay_closed
-    conversations = _conversations(case.load, prompts, part)
-    replaying = asyncio.create_task(replay(chat_client, conversations, part))
+    conversations = _conversations(case.load, prompts, round_slice)
+    replaying = asyncio.create_task(replay(chat_client, conversations, round_slice))
     watching = asyncio.create_task(chat_client.watch())
     finishing = asyncio.create_task(_keep_finishing(ended, builder, clock))
     lagging = asyncio.create_task(_measure_lag(builder.lags, clock))
@@ -202,12 +202,14 @@ async def replay_round(
     return builder
 
 
-def _conversations(load: Load, prompts: Sequence[Prompt], part: RoundSlice) -> _Conversations:
+def _conversations(
+    load: Load, prompts: Sequence[Prompt], round_slice: RoundSlice
+) -> _Conversations:
     """Return the conversations of a slice; with a duration, the prompts come in a cycle."""
     sequence: Iterable[Prompt] = prompts
     if load.duration_s:
         sequence = itertools.cycle(prompts)
-    return itertools.islice(enumerate(sequence), part.number, None, part.of)
+    return itertools.islice(enumerate(sequence), round_slice.number, None, round_slice.of)
 
 
 async def _keep_finishing(
@@ -252,37 +254,37 @@ def due_after_ns(load: Load) -> Iterator[int]:
 
 
 async def _replay_closed(
-    chat_client: ChatClient, conversations: _Conversations, part: RoundSlice
+    chat_client: ChatClient, conversations: _Conversations, round_slice: RoundSlice
 ) -> None:
     """Keep as many conversations going as the load says; the next begins when one has ended."""
     load = chat_client.case.load
     clock = chat_client.clock
-    end_ns = part.started_ns + (load.duration_s or math.inf) * _NS_PER_S
+    end_ns = round_slice.started_ns + (load.duration_s or math.inf) * _NS_PER_S
 
     async def keep_replaying(slot: int) -> None:
         # The slots begin one after another, at equal distances over the ramp.
         delay_ns = round(load.ramp_up_s * _NS_PER_S * slot / load.concurrency)
-        await _sleep_until(part.started_ns + delay_ns, clock)
+        await _sleep_until(round_slice.started_ns + delay_ns, clock)
         while clock() < end_ns and (conversation := next(conversations, None)):
             index, prompt = conversation
             await chat_client.replay(index, prompt, clock())
 
-    slots = range(part.number, load.concurrency, part.of)
+    slots = range(round_slice.number, load.concurrency, round_slice.of)
     await asyncio.gather(*map(keep_replaying, slots))
 
 
 async def _replay_open(
-    chat_client: ChatClient, conversations: _Conversations, part: RoundSlice
+    chat_client: ChatClient, conversations: _Conversations, round_slice: RoundSlice
 ) -> None:
     """Begin each conversation when it is due, whether or not those before it have ended."""
     load = chat_client.case.load
     end_ns = (load.duration_s or math.inf) * _NS_PER_S
-    due_times_ns = itertools.islice(due_after_ns(load), part.number, None, part.of)
+    due_times_ns = itertools.islice(due_after_ns(load), round_slice.number, None, round_slice.of)
     async with asyncio.TaskGroup() as group:
         for (index, prompt), due_ns in zip(conversations, due_times_ns, strict=False):
             if due_ns >= end_ns:
                 return
-            planned_ns = part.started_ns + due_ns
+            planned_ns = round_slice.started_ns + due_ns
             await _sleep_until(planned_ns, chat_client.clock)
             group.create_task(chat_client.replay(index, prompt, planned_ns))
 
@@ -307,7 +309,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     endpoint: Endpoint
     prompts: tuple[Prompt, ...]
-    part: RoundSlice
+    round_slice: RoundSlice
 
 
 class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -359,7 +361,6 @@ class Clients:
     """The processes that send one case's requests to an endpoint.
 
     Attributes:
-        case: the case.
         endpoint: the server.
         clock: monotonic, in nanoseconds.
         client: the HTTP client of this process.
@@ -438,8 +439,12 @@ class Clients:
         started_ns = self.clock() + _HEAD_START_NS
         replaying = []
         for number, worker in enumerate(self.workers):
-            part = RoundSlice(number=number, of=len(self.workers), started_ns=started_ns)
-            order = _Order(case=self.case, endpoint=self.endpoint, prompts=prompts, part=part)
+            order = _Order(
+                case=self.case,
+                endpoint=self.endpoint,
+                prompts=prompts,
+                round_slice=RoundSlice(number=number, of=len(self.workers), started_ns=started_ns),
+            )
             replaying.append(worker.replay(order, builder))
         await asyncio.gather(*replaying)
 
@@ -490,7 +495,7 @@ async def _work() -> None:
                     client=client,
                     clock=time.monotonic_ns,
                     record=lambda finished: _reply(_Reply(finished=finished)),
-                    part=order.part,
+                    round_slice=order.round_slice,
                 )
             except HungError as error:
                 _reply(_Reply(hung_s=error.silent_s))

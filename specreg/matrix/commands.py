@@ -300,7 +300,6 @@ def _joined(key: str, command_value: Any, value: Any) -> Any:  # noqa: ANN401 - 
     """Return the value of a key with the parts of the command and those of the table.
 
     Args:
-        key: the key.
         command_value: its value in the command.
         value: its value in the table.
 

@@ -51,7 +51,6 @@ class Container:
     """A container with a server.
 
     Attributes:
-        image: the image.
         entrypoint: the words that replace the program of the image; None if it starts its own.
         arguments: the words after the program.
         variables: the environment variables.
@@ -133,7 +132,6 @@ class Container:
         """Return the path on this machine of a path in the container; None if nothing is mounted.
 
         Args:
-            path: the path.
             subject: what has it, for the message.
 
         Raises:

@@ -90,7 +90,6 @@ def fetches_elsewhere(spec: ServerSpec, variables: Mapping[str, str]) -> bool:
     """Return whether the engine of a server fetches its models in a way that only it knows.
 
     Args:
-        spec: the server.
         variables: all environment variables of the server.
     """
     names = [name for name, value in variables.items() if value]
@@ -299,7 +298,6 @@ def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
     If several processes need it at the same time, one of them makes it and the others wait.
 
     Args:
-        folder: the folder.
         write: writes the content to an empty folder, which is then renamed.
 
     Raises:

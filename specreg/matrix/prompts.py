@@ -27,7 +27,6 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
 
     Args:
         root: the root of the repository, which relative paths start from.
-        case: the case.
 
     Raises:
         UnknownNameError: there is no such dataset.
@@ -173,7 +172,6 @@ def _overlong(
     """Return the prompts that don't fit into a case's context.
 
     Args:
-        case: the case.
         prompts: the prompts to check.
         count: counts the tokens of a text.
 

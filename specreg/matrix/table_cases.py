@@ -95,7 +95,6 @@ def _models_of(name: str, pair: ModelsTable, method: str) -> Mapping[str, object
 
     Args:
         name: the name of the pair.
-        pair: the pair.
         method: the method of the server, which may need a draft.
 
     Raises:

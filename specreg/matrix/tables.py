@@ -414,7 +414,6 @@ def check_table(table: CasesTable, case: Case) -> None:
     """Check the names of a table's variables, and that none of its keys exclude each other.
 
     Args:
-        table: the table.
         case: one of its cases. All have the same values for the keys that aren't multiplied.
 
     Raises:

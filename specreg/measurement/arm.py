@@ -92,7 +92,6 @@ class ArmReplay:
     """The rounds and counts of one arm so far.
 
     Attributes:
-        arm: the arm.
         clients: the clients that send the requests to its server.
         before: the server's counters when the rounds began; None if they aren't needed, or
             couldn't be read.
@@ -141,12 +140,12 @@ class ArmReplay:
             InvalidMeasurementError: a request failed, the server hangs or restarted, or a client
                 process ended.
         """
-        replayed = await self.clients.replay(prompts, record)
-        checks.check_requests(replayed.traces)
-        rise = await self._count(replayed)
-        self.rounds.append(dataclasses.replace(replayed, counters=rise.further))
+        replayed_round = await self.clients.replay(prompts, record)
+        checks.check_requests(replayed_round.traces)
+        rise = await self._count(replayed_round)
+        self.rounds.append(dataclasses.replace(replayed_round, counters=rise.further))
 
-    async def _count(self, replayed: Round) -> Counters:
+    async def _count(self, replayed_round: Round) -> Counters:
         """Return how much the counters increased in a round, or in prompts that were like one.
 
         If the answers have no counts of their own, the increase is also recorded as the acceptance
@@ -159,7 +158,9 @@ class ArmReplay:
             InvalidMeasurementError: the server restarted.
         """
         wire_format = self.arm.server.engine.wire_format
-        own_counts = [trace.acceptance for trace in replayed.traces if trace.acceptance is not None]
+        own_counts = [
+            trace.acceptance for trace in replayed_round.traces if trace.acceptance is not None
+        ]
         has_own_counts = wire_format.request_source is not None and bool(own_counts)
         gives_acceptance = (
             self.arm.case.speculates
@@ -178,10 +179,10 @@ class ArmReplay:
             if counters is None:
                 return nothing
             rise = checks.check_counters(self._counted_until or self.before, counters)
-            rise = checks.count_once(rise, requests=len(replayed.traces), steps=steps)
+            rise = checks.count_once(rise, requests=len(replayed_round.traces), steps=steps)
             self._counted_until = counters
             if gives_acceptance and rise.counts is not None:
-                self._counted.append(_round_acceptance(replayed, rise.counts))
+                self._counted.append(_round_acceptance(replayed_round, rise.counts))
             return rise
 
         return nothing
@@ -208,10 +209,10 @@ class ArmReplay:
         batches = max(full_batches, _ENOUGH_ROUNDS)
         load = Load(concurrency=in_flight)
         for batch in cut_evenly(prompts, batches):
-            replayed = await self.clients.replay_under(load, batch)
-            checks.check_requests(replayed.traces)
-            self.batches.append(replayed)
-            await self._count(replayed)
+            replayed_round = await self.clients.replay_under(load, batch)
+            checks.check_requests(replayed_round.traces)
+            self.batches.append(replayed_round)
+            await self._count(replayed_round)
 
     async def replay_block(self, prompts: Sequence[Prompt], least_s: float) -> None:
         """Keep the server under load without a pause, for its power.
@@ -281,8 +282,8 @@ class ArmReplay:
             return
         spec = self.arm.case.server
         traces: list[RequestTrace] = []
-        for part in (*self.rounds, *self.batches):
-            traces += part.traces
+        for replayed_round in (*self.rounds, *self.batches):
+            traces += replayed_round.traces
         wire_format = self.arm.server.engine.wire_format
         with note_invalidity(self.invalid):
             after = await self._read_counters()
@@ -338,7 +339,7 @@ class ArmReplay:
         # Check that the devices were neither throttled nor used by another process.
         block = self.block
         block_rounds = [] if block is None else [block]
-        until_ns = max(part.ended_ns for part in (*self.rounds, *block_rounds))
+        until_ns = max(replayed_round.ended_ns for replayed_round in (*self.rounds, *block_rounds))
         traces, sampling_error = watching.traces(until_ns)
         invalidity = self._power_invalidity(sampling_error)
         self._check_devices(traces, self.rounds, ALL, pids)
@@ -376,7 +377,7 @@ class ArmReplay:
         pids: AbstractSet[int],
     ) -> None:
         """Record which families are invalid because of throttling or another process."""
-        spans = [(part.started_ns, part.ended_ns) for part in rounds]
+        spans = [(replayed_round.started_ns, replayed_round.ended_ns) for replayed_round in rounds]
         with note_invalidity(self.invalid, families):
             check_not_throttled(traces, spans)
         with note_invalidity(self.invalid, families):
@@ -397,7 +398,7 @@ class ArmReplay:
         # And prompts may have been replayed again, for the speeds, after the acceptance was read.
         tokens = 0
         accepted_tokens = 0
-        traces = [trace for part in self.rounds for trace in part.traces]
+        traces = [trace for replayed_round in self.rounds for trace in replayed_round.traces]
         for trace in traces:
             counts_of_turn = counts[trace.prompt_id, trace.turn]
             if counts_of_turn:
@@ -439,19 +440,19 @@ class ArmReplay:
             raise InvalidMeasurementError("METRICS_UNREADABLE", fault=fault, path=page) from error
 
 
-def _round_acceptance(replayed: Round, counts: StepCounts) -> RoundAcceptance:
+def _round_acceptance(replayed_round: Round, counts: StepCounts) -> RoundAcceptance:
     """Return the acceptance of a round, from how much the counters increased in it."""
-    prompt_ids = dict.fromkeys(trace.prompt_id for trace in replayed.traces)
+    prompt_ids = dict.fromkeys(trace.prompt_id for trace in replayed_round.traces)
     return RoundAcceptance(
         prompt_ids=tuple(prompt_ids),
         counts=counts,
-        completion_tokens=sum(trace.tokens for trace in replayed.traces),
-        requests=len(replayed.traces),
+        completion_tokens=sum(trace.tokens for trace in replayed_round.traces),
+        requests=len(replayed_round.traces),
     )
 
 
-def _duration_ns(part: Round) -> int:
-    return part.ended_ns - part.started_ns
+def _duration_ns(replayed_round: Round) -> int:
+    return replayed_round.ended_ns - replayed_round.started_ns
 
 
 def read_acceptance(

@@ -349,7 +349,6 @@ def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, Par
     """Return the acceptance of thoughts and answers; each chunk after the first counts as a step.
 
     Args:
-        traces: the requests.
         draft_tokens: the most drafts that a step can accept, k.
 
     Returns:
@@ -500,7 +499,7 @@ def _arm(replay: Replay) -> ArmFigures:
 
     # What the client itself adds: a late request and a busy event loop make a server look slow.
     send_delays_ms = [(trace.sent_ns - trace.planned_ns) / _NS_PER_MS for trace in traces]
-    lags = TimeHistogram.merged(part.lags for part in replay.rounds)
+    lags = TimeHistogram.merged(replayed_round.lags for replayed_round in replay.rounds)
     good_requests = sum(metrics.is_good(trace, replay.limits) for trace in traces)
     return ArmFigures(
         **msgspec.structs.asdict(_pace(traces)),

@@ -409,7 +409,7 @@ class _ArmRotation:
             other.
         workload: the prompts.
         plan: how much of the workload is replayed.
-        parts: the prompts of each round.
+        prompts_of_rounds: the prompts of each round.
         orders: the orders in which the arms take their turns.
         rounds_replayed: how many rounds were replayed; the number of the next one, from 0.
     """
@@ -422,7 +422,9 @@ class _ArmRotation:
         self.plan = plan
 
         # The cases differ in their servers alone, so all of them have the same rounds.
-        self.parts = cut_evenly(workload.prompts, plan.parts or arm_replays[0].arm.case.rounds)
+        self.prompts_of_rounds = cut_evenly(
+            workload.prompts, plan.parts or arm_replays[0].arm.case.rounds
+        )
         self.orders = itertools.cycle(balanced_orders(len(arm_replays)))
         self.rounds_replayed = 0
 
@@ -442,8 +444,8 @@ class _ArmRotation:
         arm_replays = self._with_too_little(self.active)
         while arm_replays:
             self.plan.show("replaying the prompts again")
-            for part in self.parts:
-                await self._replay_round(part, arm_replays)
+            for prompts in self.prompts_of_rounds:
+                await self._replay_round(prompts, arm_replays)
             arm_replays = self._with_too_little(arm_replays)
 
         for arm_replay in self.active:
@@ -475,12 +477,12 @@ class _ArmRotation:
 
     async def _replay_until_enough(self) -> None:
         """Replay the prompts until the acceptance of each arm is enough."""
-        for number, part in enumerate(self.parts, start=1):
-            self.plan.show(f"round {number} of {len(self.parts)}")
-            await self._replay_round(part, self.active)
-            is_last = number == len(self.parts)
+        for number, prompts in enumerate(self.prompts_of_rounds, start=1):
+            self.plan.show(f"round {number} of {len(self.prompts_of_rounds)}")
+            await self._replay_round(prompts, self.active)
+            is_last = number == len(self.prompts_of_rounds)
             look = Look.FULL if is_last else Look.EARLY
-            # Without `parts`, the acceptance is looked at only once, after the last round.
+            # Without `plan.parts`, the acceptance is looked at only once, after the last round.
             if self.plan.parts is None and not is_last:
                 continue
             if is_last and self.plan.counts_apart:
@@ -723,7 +725,7 @@ def check_client(rounds: Sequence[Round]) -> None:
         InvalidMeasurementError: `CLIENT_BEHIND`.
     """
     # Collect the times that the client measured.
-    traces = [trace for part in rounds for trace in part.traces]
+    traces = [trace for replayed_round in rounds for trace in replayed_round.traces]
     delays_ns = [trace.sent_ns - trace.planned_ns for trace in traces]
     waits_ns = [trace.first_ns - trace.sent_ns for trace in traces if trace.first_ns]
     answer_times_ns = []
@@ -742,7 +744,7 @@ def check_client(rounds: Sequence[Round]) -> None:
 
     # Check that its event loop woke in time, if it was watched for long enough. A loop that stalls
     # has few beats, so the time that they cover is compared and not their number.
-    lags = TimeHistogram.merged(part.lags for part in rounds)
+    lags = TimeHistogram.merged(replayed_round.lags for replayed_round in rounds)
     covered_ns = lags.size * BEAT_NS + lags.total_ns
     lag_ns = 0.0
     if covered_ns >= _ENOUGH_BEATS_NS:

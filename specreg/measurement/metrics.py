@@ -106,7 +106,7 @@ class Replay:
     @property
     def traces(self) -> tuple[RequestTrace, ...]:
         """All requests of the case's server."""
-        traces_of_rounds = (part.traces for part in self.rounds)
+        traces_of_rounds = (replayed_round.traces for replayed_round in self.rounds)
         return tuple(itertools.chain.from_iterable(traces_of_rounds))
 
     @property
@@ -115,7 +115,7 @@ class Replay:
 
         A counter that wasn't read in one of the rounds is left out.
         """
-        rises = [part.counters for part in self.rounds]
+        rises = [replayed_round.counters for replayed_round in self.rounds]
         names = set.intersection(*(set(rise) for rise in rises)) if rises else set()
         return {name: sum(rise[name] for rise in rises) for name in names}
 
@@ -135,7 +135,7 @@ class Replay:
     @property
     def gaps(self) -> TimeHistogram:
         """The times between two chunks of an answer, each of which is the time of a step."""
-        return TimeHistogram.merged(part.gaps for part in self.rounds)
+        return TimeHistogram.merged(replayed_round.gaps for replayed_round in self.rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,22 +295,21 @@ def output_tokens_per_s(trace: RequestTrace) -> float | None:
     return _MS_PER_S / tpot
 
 
-def full_until_ns(part: Round, concurrency: int) -> int:
+def full_until_ns(replayed_round: Round, concurrency: int) -> int:
     """Return the moment until which the load of a round was full.
 
     In a closed loop, the load is full until a conversation ends and no further one begins. From
     then on fewer conversations are in flight, which is a different load.
 
     Args:
-        part: the round.
         concurrency: how many requests a closed loop keeps in flight; 0 for a rate, whose load is
             full until the end of the round.
     """
     if not concurrency:
-        return part.ended_ns
-    last_begin_ns = part.started_ns
+        return replayed_round.ended_ns
+    last_begin_ns = replayed_round.started_ns
     ends_ns: list[int] = []
-    for trace in part.traces:
+    for trace in replayed_round.traces:
         end_ns = trace.last_ns or trace.sent_ns
         if trace.turn == 1:
             last_begin_ns = max(last_begin_ns, trace.sent_ns)
@@ -320,7 +319,7 @@ def full_until_ns(part: Round, concurrency: int) -> int:
             ends_ns[-1:] = [end_ns]
 
     later_ends_ns = [end_ns for end_ns in ends_ns if end_ns > last_begin_ns]
-    return min(later_ends_ns, default=part.ended_ns)
+    return min(later_ends_ns, default=replayed_round.ended_ns)
 
 
 def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | None:
@@ -339,10 +338,12 @@ def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | No
     """
     total = 0.0
     window_ns = 0
-    for part in replay.rounds:
-        until_ns = full_until_ns(part, replay.concurrency)
-        total += sum(amount(trace) * _delivered_frac(trace, until_ns) for trace in part.traces)
-        window_ns += until_ns - part.started_ns
+    for replayed_round in replay.rounds:
+        until_ns = full_until_ns(replayed_round, replay.concurrency)
+        total += sum(
+            amount(trace) * _delivered_frac(trace, until_ns) for trace in replayed_round.traces
+        )
+        window_ns += until_ns - replayed_round.started_ns
 
     if not window_ns:
         return None
@@ -456,9 +457,13 @@ def ratio_parts(metric: Metric, counts: Counts[_CountT]) -> tuple[_CountT, _Coun
     return numerators[index], denominator
 
 
+ACCEPTANCE_LENGTH = "acceptance_length_tokens"
+THROUGHPUT = "throughput_tokens_per_s"
+SPEEDUP = "speedup_ratio"
+STEP = "step_p50_ms"
 _SUITE = (
     Metric(
-        name="acceptance_length_tokens",
+        name=ACCEPTANCE_LENGTH,
         family=Family.ACCEPTANCE,
         meaning="acceptance length, AL = 1 + A / S: tokens per step; judged is AL - 1",
         portable_tolerance_frac=0.08,
@@ -472,7 +477,7 @@ _SUITE = (
         meaning="acceptance rate, A / D: the share of the drafted tokens that were accepted",
         portable_tolerance_frac=0.08,
         of_proposed=True,
-        follows="acceptance_length_tokens",
+        follows=ACCEPTANCE_LENGTH,
     ),
     *(
         Metric(
@@ -482,12 +487,12 @@ _SUITE = (
             tolerance_frac=0.1,
             portable_tolerance_frac=0.15,
             position=position,
-            follows="acceptance_length_tokens",
+            follows=ACCEPTANCE_LENGTH,
         )
         for position in range(1, _POSITIONS + 1)
     ),
     Metric(
-        name="throughput_tokens_per_s",
+        name=THROUGHPUT,
         family=Family.THROUGHPUT,
         meaning="tokens of all requests over the time in which the load was full",
         formula=throughput_tokens_per_s,
@@ -501,7 +506,7 @@ _SUITE = (
         meaning="requests within the case's limits of TTFT and TPOT, over the same time",
         formula=goodput_requests_per_s,
         needs_limits=True,
-        follows="throughput_tokens_per_s",
+        follows=THROUGHPUT,
     ),
     Metric(
         name="ttft_p50_ms",
@@ -519,10 +524,10 @@ _SUITE = (
         formula=lambda replay: _median(map(tpot_ms, replay.traces)),
         sign=-1,
         of_output=True,
-        follows="throughput_tokens_per_s",
+        follows=THROUGHPUT,
     ),
     Metric(
-        name="speedup_ratio",
+        name=SPEEDUP,
         family=Family.SPEEDUP,
         meaning="throughput over that of the control, measured in turns with it",
         formula=speedup_ratio,
@@ -545,14 +550,14 @@ _SUITE = (
     ),
 )
 _STEP = Metric(
-    name="step_p50_ms",
+    name=STEP,
     family=Family.LATENCY,
     meaning="median time between two chunks of an answer: the cost of a step",
     formula=lambda replay: replay.gaps.quantile_ns(0.5) / _NS_PER_MS or None,
     sign=-1,
     gate_tolerance_frac=0.03,
     cause="the cost of a step",
-    follows="throughput_tokens_per_s",
+    follows=THROUGHPUT,
 )
 
 BENCHMARK_METRIC = Metric(name="tpot_s", family=Family.LATENCY)
@@ -563,6 +568,12 @@ GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
     {metric.name: metric for metric in (*_SUITE, _STEP) if metric.gate_tolerance_frac is not None}
 )
 """The metrics that a gate compares, by name."""
+
+
+def is_speed(name: str) -> bool:
+    """Return whether a name is that of a speed, and not of another metric or of a check."""
+    metric = METRICS.get(name)
+    return metric is not None and metric.quantity == "speed"
 
 
 def check_allowed(case: Case, where: str) -> None:

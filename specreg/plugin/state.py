@@ -71,7 +71,6 @@ class SessionEnd:
     """The results of the session that the terminal summary shows.
 
     Attributes:
-        result: the result of the run.
         report: the report of the run; None if it has no verdicts and wasn't meant to judge, or if
             the report can't be made.
         failure_blocks: a block of text for each failed case, by case id; empty if pytest shows each
@@ -108,7 +107,7 @@ def usage_errors(config: pytest.Config) -> Iterator[None]:
     """Raise an error of specreg as a usage error of pytest, which ends the session.
 
     Raises:
-        pytest.UsageError: A SpecregError was raised in the context.
+        pytest.UsageError: a SpecregError was raised in the context.
     """
     try:
         yield

@@ -93,7 +93,6 @@ def judge_workers(
 
     Args:
         session: the session of the controller.
-        context: the run.
         cut_short: True if the run ended early, so that missing measurements are no fault.
 
     Returns:

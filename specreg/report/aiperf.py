@@ -136,7 +136,6 @@ def _metadata(trace: RequestTrace, session: int, shift_ns: int) -> Mapping[str, 
     """Return aiperf's metadata of a request.
 
     Args:
-        trace: the request.
         session: the number of its session.
         shift_ns: the difference between the time since the epoch and the clock of the trace.
     """

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from specreg.baselines.comparison import differing_settings
 from specreg.matrix.case import CaseSettings, Load
 from specreg.measurement.figures import ArmFigures, Figures
-from specreg.measurement.metrics import METRICS, Metric, better_frac
+from specreg.measurement.metrics import METRICS, SPEEDUP, Metric, better_frac, is_speed
+from specreg.report.diagnosis import LOST_FRAC
 from specreg.report.document import (
     CaseReport,
     ComparedReport,
@@ -57,15 +58,12 @@ _NEUTRAL_LOAD: Mapping[str, Any] = {
 }
 """A neutral value for each setting in which the points of a line of `gains_over_load` may differ.
 With these values, all points of a line have the same settings."""
-_SPEEDUP = "speedup_ratio"
 _FEWEST_RUNS = 2
 """The fewest runs that make a line."""
 _FEWEST_LOADS = 3
 """The fewest loads of a picture. Two loads show too little of where a line crosses 1."""
 _FLAT_PERCENT = 0.05
 """A line whose changes are all smaller is flat, as that of an acceptance that repeats exactly."""
-_LOST_FRAC = 0.9
-"""A share is drawn as lost if less than this part of its expected value is left."""
 _MAX_NIGHTS = 30
 """The most nights of a picture."""
 _MAX_NAMED_LINES = 6
@@ -94,7 +92,7 @@ def speedup_picture(report: RunReport) -> IntervalPicture | None:
     verdicts = {
         verdict.case_id: verdict
         for verdict in last_verdicts(report.run.verdicts)
-        if verdict.metric == _SPEEDUP
+        if verdict.metric == SPEEDUP
     }
     rows = []
     for case in report.cases:
@@ -130,7 +128,7 @@ def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | Non
 
     # If no verdict has a value, show the speedup of the launch that the report shows.
     if value is None and case.figures is not None:
-        value = case.figures.judged.get(_SPEEDUP)
+        value = case.figures.judged.get(SPEEDUP)
     if value is None:
         return None
     interval = None
@@ -141,7 +139,7 @@ def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | Non
         # A recording judges nothing, which is no doubt about its figures.
         if verdict.outcome is not Outcome.MEASURED:
             tone = str(tone_of([verdict]))
-        interval = _value_interval(METRICS[_SPEEDUP], verdict)
+        interval = _value_interval(METRICS[SPEEDUP], verdict)
         baseline = verdict.comparison.expected
 
     if baseline is not None:
@@ -260,7 +258,7 @@ def waterfall(verdicts: Sequence[Verdict], before: str, now: str) -> IntervalPic
         verdict
         for verdict in verdicts
         if verdict.outcome is Outcome.REGRESSED
-        and _is_speed(verdict.metric)
+        and is_speed(verdict.metric)
         and verdict.value is not None
         and verdict.comparison.expected is not None
     ]
@@ -287,16 +285,10 @@ def waterfall(verdicts: Sequence[Verdict], before: str, now: str) -> IntervalPic
     text = render_value(metric.name, value)
     rows.append(IntervalRow(label=now, text=text, value=value, tone="bad"))
     title = label_of(metric.name).capitalize()
-    if metric.name == _SPEEDUP:
+    if metric.name == SPEEDUP:
         note = _LEFT_OF_ONE if value < 1 else ""
         return draw_intervals(title, note, rows, reference=1.0, style=_SPEEDUPS)
     return draw_intervals(title, "", rows, reference=0.0)
-
-
-def _is_speed(name: str) -> bool:
-    """Return whether a metric is a speed, and not a correctness check or unknown."""
-    metric = METRICS.get(name)
-    return metric is not None and metric.quantity == "speed"
 
 
 def positions_picture(
@@ -344,7 +336,7 @@ def _bars(
         bar = Bar(
             share=round(100 * share, 1),
             expected=None if before is None else round(100 * before, 1),
-            is_lost=position in lost or (before is not None and share < _LOST_FRAC * before),
+            is_lost=position in lost or (before is not None and share < LOST_FRAC * before),
         )
         bars.append(bar)
 
@@ -577,7 +569,6 @@ def _history_picture(
     """Draw a metric of several cases over all of their nights.
 
     Args:
-        metric: the metric.
         lines: the lines of the cases.
         colors: the colour of each case by its id; empty with too many cases.
     """
@@ -761,8 +752,8 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
     for case in cases:
         if case.figures is None:
             continue
-        if _SPEEDUP in case.figures.judged:
-            speedups[case.case_id] = case.figures.judged[_SPEEDUP]
+        if SPEEDUP in case.figures.judged:
+            speedups[case.case_id] = case.figures.judged[SPEEDUP]
         power = case.figures.power
         if power is not None and not (power.invalid or power.too_short) and power.energy_ratio:
             savings[case.case_id] = power.energy_ratio
@@ -895,7 +886,6 @@ def _lines_over_load(
     Subjects with fewer than three loads are left out.
 
     Args:
-        cases: the cases.
         values: the value of each case that has one, by its id.
     """
     lines_by_subject: dict[str, dict[CaseSettings, dict[int, _T]]] = {}

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
-from specreg.measurement.metrics import METRICS
+from specreg.measurement.metrics import METRICS, SPEEDUP, THROUGHPUT
 from specreg.report.document import CaseReport
 from specreg.report.tables import render_change
 from specreg.verdicts.verdict import Outcome, Verdict
 
-_LOST_FRAC = 0.9
+LOST_FRAC = 0.9
 """A draft or a category is lost if less than this share of its earlier acceptance is left."""
 _KEPT_FRAC = 0.98
 """The others are kept if at least this share is left. Between the two, nothing is concluded."""
@@ -19,8 +19,6 @@ _NEVER_ACCEPTED_FRAC = 0.1
 """If a first draft is accepted more rarely than this, it is as good as never accepted."""
 _STEP_FRAC = 0.05
 """Beside a lost acceptance, the cost of a step is named from this share of the speed on."""
-_SPEEDUP = "speedup_ratio"
-_THROUGHPUT = "throughput_tokens_per_s"
 _BOTH = 2
 _MOST_NAMED = 3
 """The most cases that a sentence names."""
@@ -178,7 +176,7 @@ def _lost_category(case: CaseReport) -> Finding | None:
             return None
         # The first token of a step needs no draft.
         left_frac = (now - 1) / (before - 1)
-        if left_frac < _LOST_FRAC:
+        if left_frac < LOST_FRAC:
             lost.append((name, before, now))
         elif left_frac < _KEPT_FRAC:
             return None
@@ -206,7 +204,7 @@ def _lost_position(case: CaseReport, lost: Sequence[Verdict]) -> Finding | None:
             return None
         # A draft is accepted only after all drafts before it, so a worse draft lowers the shares of
         # all later positions too. Only among the steps that reached its own position is it visible.
-        if now / now_reached >= _LOST_FRAC * before / before_reached:
+        if now / now_reached >= LOST_FRAC * before / before_reached:
             continue
         old_frac, new_frac = _judged_shares(position, lost) or (before, now)
         amount = f"{old_frac:.1%} → {new_frac:.1%}"
@@ -243,8 +241,8 @@ def _is_slower_itself(case: CaseReport) -> bool:
     """Return whether a case is slower, and not only the server without speculation faster."""
     if case.expected is None or case.figures is None:
         return False
-    before = case.expected.values.get(_THROUGHPUT)
-    now = case.figures.judged.get(_THROUGHPUT)
+    before = case.expected.values.get(THROUGHPUT)
+    now = case.figures.judged.get(THROUGHPUT)
     return before is not None and now is not None and now < (1 - _STEP_FRAC) * before
 
 
@@ -262,7 +260,7 @@ def _lost_time(
             change_frac = 1 / (1 - change_frac) - 1
         if verdict.cause is not None:
             change_frac = dict(verdict.cause.parts).get("the cost of a step", 0.0)
-        elif has_lost_acceptance or (metric.name == _SPEEDUP and not _is_slower_itself(case)):
+        elif has_lost_acceptance or (metric.name == SPEEDUP and not _is_slower_itself(case)):
             continue
         if change_frac < (-_STEP_FRAC if has_lost_acceptance else 0.0):
             amount = f"{render_change(change_frac)} of the speed"

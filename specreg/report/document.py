@@ -11,6 +11,7 @@ import datetime as dt
 import inspect
 import json
 import platform
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal, TypeAlias
@@ -31,6 +32,7 @@ from specreg.verdicts.history import RunRecord
 from specreg.verdicts.verdict import Outcome, Verdict
 
 SCHEMA_VERSION: Literal[3] = 3
+_RELEASE = re.compile(r"[a-z_]+==[0-9][0-9A-Za-z.]*")
 _NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
 """The options that decide which version of an engine a run measures."""
 
@@ -57,7 +59,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.subject}: {self.text}"
 
 
-class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
+class SideReport(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a gate, or one of two runs side by side.
 
     Attributes:
@@ -247,13 +249,13 @@ class ComparedReport(SharedReport, frozen=True, kw_only=True):
 
     Attributes:
         answers: the headlines.
-        arms: the sides A and B.
+        sides: A and B; their key is `arms`.
         control: the verdicts of a gate on side A compared with itself.
         hints: what a gate advises to do next.
     """
 
     answers: tuple[Headline, ...]
-    arms: tuple[ArmReport, ArmReport]
+    sides: tuple[SideReport, SideReport] = msgspec.field(name="arms")
     control: tuple[Verdict, ...] = ()
     hints: tuple[str, ...] = ()
 
@@ -294,7 +296,6 @@ def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures |
     Without the version, the command would measure a newer version as soon as specreg prefers it.
 
     Args:
-        case_id: the case.
         options: the options of the run.
         figures: what the run measured; None if it measured nothing.
     """
@@ -307,6 +308,14 @@ def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures |
             options += portable_options((f"--specreg-engine-version={version}",))
 
     return run_command((case_id,), options)
+
+
+def is_release(text: str) -> bool:
+    """Return whether a text names a release that an index has, such as `vllm==0.31.0`.
+
+    A report of another machine may contain any text instead.
+    """
+    return _RELEASE.fullmatch(text) is not None
 
 
 def began_at(run: str) -> dt.datetime | None:

@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from specreg.core.readable import readable_line
 from specreg.core.values import readable_values
 from specreg.engines.launch_facts import changed_facts
+from specreg.measurement.metrics import ACCEPTANCE_LENGTH
 from specreg.report.document import CaseReport, flat_fields
 from specreg.report.tables import compared_cells, interval_of, label_of, render_value
 from specreg.report.wording import OF_A_RUN
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
-
-_LENGTH = "acceptance_length_tokens"
 
 
 def sentence_of(verdict: Verdict, expectation: str = OF_A_RUN.expectation) -> str:
@@ -21,7 +20,6 @@ def sentence_of(verdict: Verdict, expectation: str = OF_A_RUN.expectation) -> st
     `tpot p50 2.1 ms, recorded 2 ms: worse by 5.2 % (2.1 to 8.0 %), tolerance 3 %`
 
     Args:
-        verdict: the verdict.
         expectation: the word before the expected value, see `Wording`.
     """
     comparison = verdict.comparison
@@ -29,7 +27,7 @@ def sentence_of(verdict: Verdict, expectation: str = OF_A_RUN.expectation) -> st
     if comparison.change_frac is None or comparison.low_frac is None:
         return subject
     expected = render_value(verdict.metric, comparison.expected)
-    if verdict.metric == _LENGTH:
+    if verdict.metric == ACCEPTANCE_LENGTH:
         cells = compared_cells(verdict.metric, comparison.expected, verdict.value)
         subject = f"accepted drafts {cells.value} a step"
         expected = f"{cells.expected} a step"

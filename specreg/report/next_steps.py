@@ -1,6 +1,5 @@
 """Choose the commands to type after a run, a gate, or two runs side by side."""
 
-import re
 import shlex
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
@@ -11,14 +10,11 @@ from specreg.core.commands import (
     specreg_command,
     without_recording,
 )
-from specreg.report.document import CaseReport, ComparedReport, Report, RunReport
+from specreg.report.document import CaseReport, ComparedReport, Report, RunReport, is_release
 from specreg.report.parts import Commands, Part, Text
 from specreg.report.sentence import leading_loss, recorded_cases
-from specreg.verdicts.verdict import Outcome, Verdict
+from specreg.verdicts.verdict import WORSE, Outcome, Verdict
 
-_WORSE = {Outcome.WRONG, Outcome.REGRESSED}
-_RELEASE = re.compile(r"[a-z_]+==[0-9][0-9A-Za-z.]*")
-"""A release that an index has. A report of another machine may contain any text instead."""
 _BASELINES_OPTION = "--specreg-baselines="
 _USUAL_TIERS = {"cpu", "gpu"}
 """The tiers that a comparison chooses by itself."""
@@ -39,10 +35,10 @@ def next_steps(report: Report) -> Iterator[Part]:
 
 def _after_sides(report: ComparedReport) -> Iterator[Part]:
     """Yield the search for the release that made a case worse, and then the hints of the gate."""
-    lost = [verdict for verdict in report.run.verdicts if verdict.outcome in _WORSE]
-    good, bad = (arm.text for arm in report.arms)
-    are_releases = bool(_RELEASE.fullmatch(good) and _RELEASE.fullmatch(bad))
-    has_overrides = any(arm.overrides for arm in report.arms)
+    lost = [verdict for verdict in report.run.verdicts if verdict.outcome in WORSE]
+    good, bad = (side.text for side in report.sides)
+    are_releases = is_release(good) and is_release(bad)
+    has_overrides = any(side.overrides for side in report.sides)
     if lost and are_releases and not has_overrides:
         arguments = ["--good", good, "--bad", bad, *_tier_option(report)]
         command = specreg_command("bisect", *arguments, leading_loss(lost).case_id)
@@ -109,13 +105,12 @@ def _repairs(report: RunReport, whole_ids: Collection[str]) -> Iterator[Commands
     """Yield a command for each kind of verdict that fails.
 
     Args:
-        report: the report of a run.
         whole_ids: the ids of all cases that a run without `-k` judges.
     """
     options = report.origin.options
     verdicts = report.run.verdicts
     can_launch = not is_attached(options)
-    worse_ids = _case_ids(verdicts, _WORSE)
+    worse_ids = _case_ids(verdicts, WORSE)
     if worse_ids:
         gate = _gate_of_versions(report) if can_launch else ""
         if gate:
@@ -152,14 +147,14 @@ def _gate_of_versions(report: RunReport) -> str:
     Returns:
         Empty if the case that lost most ran with the version of its baseline.
     """
-    lost = [verdict for verdict in report.run.verdicts if verdict.outcome in _WORSE]
+    lost = [verdict for verdict in report.run.verdicts if verdict.outcome in WORSE]
     loss = leading_loss(lost)
     case = next((case for case in report.cases if case.case_id == loss.case_id), None)
     if case is None or case.figures is None or case.expected is None:
         return ""
     old = _release(case, case.expected.engine_version)
     new = _release(case, case.figures.engine_version)
-    if old == new or not (_RELEASE.fullmatch(old) and _RELEASE.fullmatch(new)):
+    if old == new or not (is_release(old) and is_release(new)):
         return ""
     return specreg_command("gate", old, new, "--case", case.case_id, *_tier_option(report))
 

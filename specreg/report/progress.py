@@ -172,14 +172,14 @@ class RunProgress:
         self._tokens = 0
         self._requests_ns = 0
 
-        def record_round(arm: int, number: int | None) -> Record:
-            take = record(arm, number)
+        def record_round(arm_number: int, number: int | None) -> Record:
+            take = record(arm_number, number)
 
             def take_and_count(finished: FinishedRequest) -> None:
                 take(finished)
                 self._add(finished)
 
-            return take_and_count if arm == 0 else take
+            return take_and_count if arm_number == 0 else take
 
         return record_round
 

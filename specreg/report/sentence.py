@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from specreg.core.counted import counted
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
-from specreg.measurement.metrics import METRICS, better_frac
+from specreg.measurement.metrics import ACCEPTANCE_LENGTH, METRICS, SPEEDUP, better_frac
 from specreg.report.document import (
-    ArmReport,
     CaseReport,
     ComparedReport,
     Headline,
     Report,
     RunReport,
+    SideReport,
     Tone,
     began_at,
     last_verdicts,
@@ -21,11 +21,8 @@ from specreg.report.document import (
 from specreg.report.tables import format_number, label_of, render_value
 from specreg.report.wording import wording_of
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
-from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, JUDGED, WORSE, Outcome, Verdict
 
-_LENGTH = "acceptance_length_tokens"
-_SPEEDUP = "speedup_ratio"
-_LOST = (Outcome.WRONG, Outcome.REGRESSED)
 _ALONE_FRAC = 0.9
 """A part of a change is named as its only cause from this share on."""
 _LARGE_FRAC = 0.1
@@ -56,7 +53,7 @@ def answer_of(report: Report) -> tuple[Tone, str]:
     if not verdicts:
         return Tone.DOUBT, f"Nothing was judged: {_why_nothing(report)}"
     failing = [verdict for verdict in verdicts if verdict.fails]
-    lost = [verdict for verdict in failing if verdict.outcome in _LOST]
+    lost = [verdict for verdict in failing if verdict.outcome in WORSE]
     if lost:
         return Tone.BAD, _losses(report, lost)
     if any(verdict.outcome is not Outcome.NO_BASELINE for verdict in failing):
@@ -127,11 +124,10 @@ def describe_loss(loss: Verdict, lost: Iterable[Verdict]) -> str:
     If acceptance explains nearly all of a lost speed, the lost acceptance is described instead.
 
     Args:
-        loss: the loss.
         lost: all losses of the run.
     """
     own = [verdict for verdict in lost if verdict.case_id == loss.case_id]
-    length = next((verdict for verdict in own if verdict.metric == _LENGTH), None)
+    length = next((verdict for verdict in own if verdict.metric == ACCEPTANCE_LENGTH), None)
     causes = [verdict for verdict in own if verdict.cause is not None]
     cause = _main_cause(causes[0]) if causes else ""
     if length is not None and cause == "by acceptance alone":
@@ -145,10 +141,10 @@ def describe_loss(loss: Verdict, lost: Iterable[Verdict]) -> str:
     before = render_value(loss.metric, comparison.expected)
     values = f"{before} → {render_value(loss.metric, loss.value)}"
     percent = f"{100 * abs(change_frac):.1f} %"
-    if loss.metric == _LENGTH:
+    if loss.metric == ACCEPTANCE_LENGTH:
         drafts = f"{comparison.expected - 1:.2f} → {loss.value - 1:.2f} a step"
         text = f"accepts {percent} fewer drafts ({drafts})"
-    elif loss.metric == _SPEEDUP:
+    elif loss.metric == SPEEDUP:
         values = f"×{comparison.expected:.2f} → ×{loss.value:.2f}"
         if loss.value < 1 < comparison.expected:
             values += ", slower than without speculation"
@@ -266,10 +262,10 @@ def _speedups(verdicts: Iterable[Verdict]) -> Iterator[str]:
     values = sorted(
         verdict.value
         for verdict in verdicts
-        if verdict.metric == _SPEEDUP and verdict.value is not None and verdict.outcome in JUDGED
+        if verdict.metric == SPEEDUP and verdict.value is not None and verdict.outcome in JUDGED
     )
     if values:
-        ends = dict.fromkeys(render_value(_SPEEDUP, value) for value in (values[0], values[-1]))
+        ends = dict.fromkeys(render_value(SPEEDUP, value) for value in (values[0], values[-1]))
         yield f"speedup {' to '.join(ends)}"
 
 
@@ -317,19 +313,19 @@ def _answer_of_sides(report: ComparedReport) -> tuple[Tone, str]:
         headline = report.answers[0]
     if headline.subject not in _GATE_WORDS:
         return headline.tone, str(headline)
-    _, side_b = side_names(report.arms)
+    _, side_b = side_names(report.sides)
     if len(side_b) > _LONGEST_NAME:
         side_b = "side B"
     verdicts = last_verdicts(report.run.verdicts)
     failing = [verdict for verdict in verdicts if verdict.fails]
-    lost = [verdict for verdict in failing if verdict.outcome in _LOST]
+    lost = [verdict for verdict in failing if verdict.outcome in WORSE]
     details = _held(verdicts)
     if lost:
         details = _losses(report, lost)
     elif failing:
         details = _unjudged(report, failing)
 
-    a, b = ((arm.text, arm.engine_versions) for arm in report.arms)
+    a, b = ((side.text, side.engine_versions) for side in report.sides)
     words = _GATE_WORDS[headline.subject].format("switch" if a == b else "upgrade")
     return headline.tone, f"{words[0].upper()}{words[1:]} to {side_b}: {details}"
 
@@ -339,21 +335,21 @@ _GATE_WORDS = {"UPGRADE": "{}", "DON'T": "don't {}", "UNDECIDED": "can't tell ye
 upgrade."""
 
 
-def side_names(arms: Sequence[ArmReport]) -> tuple[str, str]:
+def side_names(sides: Sequence[SideReport]) -> tuple[str, str]:
     """Return what the sides of a gate are: `vllm 0.31.0`, and else what was typed.
 
     Sides of the same version have the settings that differ as their names.
     """
-    versions = [arm.engine_versions for arm in arms]
+    versions = [side.engine_versions for side in sides]
     are_versions_known = all(versions) and versions[0] != versions[1]
     names = []
-    for arm in arms:
+    for side in sides:
         # A folder or a wheel says less than the version that its servers reported.
-        name = arm.text.replace("==", " ")
+        name = side.text.replace("==", " ")
         if are_versions_known:
-            name = ", ".join(arm.engine_versions)
-        if arm.overrides:
-            name = f"{name} with {', '.join(arm.overrides)}"
+            name = ", ".join(side.engine_versions)
+        if side.overrides:
+            name = f"{name} with {', '.join(side.overrides)}"
         names.append(name)
 
     side_a, side_b = names
@@ -365,7 +361,7 @@ def comparison_of(report: Report) -> str:
     run = report.run
     parts = []
     if isinstance(report, ComparedReport):
-        side_a, side_b = side_names(report.arms)
+        side_a, side_b = side_names(report.sides)
         parts.append(f"B, {side_b}, against A, {side_a}")
     else:
         measured = ", ".join(_engines(report.cases))

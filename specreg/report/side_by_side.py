@@ -11,13 +11,13 @@ from specreg.core.errors import ReportError
 from specreg.core.reasons import Reason
 from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.document import (
-    ArmReport,
     CaseReport,
     ComparedReport,
     Expected,
     Headline,
     RunReport,
     RunVerdict,
+    SideReport,
     Tone,
     last_verdicts,
 )
@@ -77,13 +77,13 @@ def side_by_side(a: RunReport, b: RunReport) -> ComparedReport:
         remarks=(*_cases_of_one_side(sides, common_ids), *_failed_sides(sides)),
         ended_at=b.ended_at,
         answers=(_count_changes(verdicts),),
-        arms=(_arm_report("A", a), _arm_report("B", b)),
+        sides=(_side_report("A", a), _side_report("B", b)),
     )
 
 
-def _arm_report(name: str, report: RunReport) -> ArmReport:
+def _side_report(name: str, report: RunReport) -> SideReport:
     """Describe a run that is a side, and the versions that its servers reported."""
-    return ArmReport(
+    return SideReport(
         name=name,
         text=_describe_run(report.run),
         engine_versions=tuple(dict.fromkeys(_engine_versions(report.cases))),
@@ -144,8 +144,6 @@ def _changes(a: RunReport, b: RunReport, old: CaseReport, new: CaseReport) -> It
     the outcomes of the runs differ, it names both.
 
     Args:
-        a: the report of run A.
-        b: the report of run B.
         old: the case in run A.
         new: the case in run B.
     """

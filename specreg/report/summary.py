@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import ArmReport, ComparedReport, Report, RunReport, Tone
+from specreg.report.document import ComparedReport, Report, RunReport, SideReport, Tone
 from specreg.verdicts.verdict import JUDGED, Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
@@ -78,7 +78,7 @@ def notes_of(report: Report) -> Iterator[str]:
     """Yield a description of each side, if any, and notes on what the headlines leave open."""
     run = report.run
     if isinstance(report, ComparedReport):
-        yield from _describe_arms(report.arms)
+        yield from _describe_sides(report.sides)
         if not run.complete:
             yield "The gate was cut short before everything was decided."
     else:
@@ -153,16 +153,16 @@ def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
     return f"Cases that were skipped: {len(skipped)} of {cases}. {'; '.join(parts)}."
 
 
-def _describe_arms(arms: Iterable[ArmReport]) -> Iterator[str]:
+def _describe_sides(sides: Iterable[SideReport]) -> Iterator[str]:
     """Describe each side: what was typed and installed, and which versions its servers reported."""
     names_by_description: dict[str, list[str]] = {}
-    for arm in arms:
-        description = arm.text
-        if arm.installed:
-            description += f": {arm.installed}"
-        if arm.engine_versions:
-            description += f"; its servers reported {', '.join(arm.engine_versions)}"
-        names_by_description.setdefault(description, []).append(arm.name)
+    for side in sides:
+        description = side.text
+        if side.installed:
+            description += f": {side.installed}"
+        if side.engine_versions:
+            description += f"; its servers reported {', '.join(side.engine_versions)}"
+        names_by_description.setdefault(description, []).append(side.name)
 
     for description, names in names_by_description.items():
         are = "is" if len(names) == 1 else "are both"

@@ -1,7 +1,6 @@
 """Render a report document and recorded baselines for a terminal, with the next commands."""
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from specreg.baselines.comparison import CaseSpreads, change_of_baseline, spread
 from specreg.baselines.record import RecordedBaseline
 from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
-from specreg.report.document import ArmReport, ComparedReport, Report, last_verdicts
+from specreg.report.document import ComparedReport, Report, SideReport, is_release, last_verdicts
 from specreg.report.parts import Commands, Details, Output, Part, Section, Table, Text, VerdictLine
 from specreg.report.screen import LOG, Screen
 from specreg.report.sentence import recorded_cases
@@ -34,11 +33,9 @@ from specreg.report.wording import OF_A_RUN
 from specreg.stats.intervals import LEVELS, Look
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import PUBLISHED
-from specreg.verdicts.verdict import Lack, Outcome, Verdict
+from specreg.verdicts.verdict import WORSE, Lack, Outcome, Verdict
 
-_WORSE = {Outcome.WRONG, Outcome.REGRESSED}
-_NOTED = {*_WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
-_RELEASE = re.compile(r"[a-z_]+==[0-9][0-9A-Za-z.]*")
+_NOTED = {*WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
 _LEGEND = "change: better is +; interval: where the change lies"
 _LACKS_NOTED = {Lack.SOURCE, Lack.FILE}
 
@@ -127,7 +124,7 @@ def _render_sides(
 
     For the control, side A is launched twice, as A1 and A2. The table calls A1 just A.
     """
-    side_a, side_b = report.arms
+    side_a, side_b = report.sides
     columns = (_with_version(side_b), _with_version(side_a))
     yield render_verdicts(verdicts, screen, columns=columns)
     if report.control:
@@ -154,17 +151,17 @@ def _render_most(verdicts: Sequence[Verdict], screen: Screen) -> str:
 
 
 def _is_always_shown(verdict: Verdict) -> bool:
-    return verdict.fails or verdict.outcome in {Outcome.IMPROVED, *_WORSE}
+    return verdict.fails or verdict.outcome in {Outcome.IMPROVED, *WORSE}
 
 
 def _word_of(outcome: Outcome) -> str:
     return OUTCOMES[outcome].word or "hold"
 
 
-def _with_version(arm: ArmReport) -> str:
+def _with_version(side: SideReport) -> str:
     """Return the title of a side's column: its name, and its version below it if that is short."""
-    name = arm.text.replace("==", "\n") if _RELEASE.fullmatch(arm.text) else ""
-    return f"{arm.name}: {name}".removesuffix(": ")
+    name = side.text.replace("==", "\n") if is_release(side.text) else ""
+    return f"{side.name}: {name}".removesuffix(": ")
 
 
 def render_verdicts(
@@ -176,7 +173,6 @@ def render_verdicts(
     """Render a table with verdicts, grouped by case in their order.
 
     Args:
-        verdicts: the verdicts.
         screen: where the table is shown.
         columns: the titles of the columns for a verdict's `value` and `expected`. What a value is
             compared with stands before it.
@@ -285,7 +281,6 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed_launches: Mappin
     """List what no run can judge because new baselines lack figures; empty if they lack nothing.
 
     Args:
-        recorded: the recorded baselines.
         timed_launches: on how many launches the speed of a case was measured, by the case's id; it
             doesn't have the cases whose speed wasn't measured.
     """

@@ -182,7 +182,6 @@ def _map_of(machine_history: MachineHistory, number: int) -> _OutcomeMap:
     """Return the table of a machine.
 
     Args:
-        machine_history: the history of the machine.
         number: the number of the table, which makes the anchors on the page unique.
     """
     machine = readable_values(machine_history.machine)

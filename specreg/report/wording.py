@@ -39,7 +39,7 @@ def wording_of(report: Report) -> Wording:
     """Return the words for what a report compares."""
     if not isinstance(report, ComparedReport):
         return OF_A_RUN
-    before, now = (arm.name for arm in report.arms)
+    before, now = (side.name for side in report.sides)
     side = f"side {before}"
     return Wording(
         columns=(now, before),

@@ -281,7 +281,6 @@ class NightExecutor(Executor[NightStep | EngineCheck]):
         """Measure cases side by side on servers that are ready, and record them in the ledger.
 
         Args:
-            goals: the cases.
             first: the first of them on its launch, which has the control of all.
 
         Returns:
@@ -343,7 +342,7 @@ class NightExecutor(Executor[NightStep | EngineCheck]):
             case_control_index = None if arm.is_control else control_index
             if case_control_index is not None:
                 measurement = combine_with_control(measurement, measurements[case_control_index])
-            self.ledger.end(measurement, arm=index, control=case_control_index)
+            self.ledger.end(measurement, arm_number=index, control_number=case_control_index)
             ended.append(measurement)
 
         return ended
@@ -376,7 +375,6 @@ class NightExecutor(Executor[NightStep | EngineCheck]):
 
         Args:
             goal: the first case.
-            arm: its arm.
             watching: samples the power of the servers' devices; None if power isn't measured.
         """
         case = goal.case

@@ -8,7 +8,7 @@ from typing import Self
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import Metric
 from specreg.runs.ledger import Checked, FailedLaunch, Ledger
-from specreg.servers.launch import Launch, launch_pair
+from specreg.servers.launch import Launch, cases_by_server, launch_pair
 
 ATTEMPTS = 2
 """The most times that a case is measured alone, or checked, if its server dies meanwhile."""
@@ -58,7 +58,6 @@ class CaseGoal:
     """What a run wants to know of a case.
 
     Attributes:
-        case: the case.
         metrics: the metrics of which a verdict may be asked.
         is_measured: whether it is measured. A case may be checked only.
         speed: whether its speed is measured, beside that of its control.
@@ -217,11 +216,10 @@ class NightGoal:
 
         Each server is launched once before any is launched again.
         """
-        groups: dict[Launch, list[CaseGoal]] = {}
-        for goal in goals:
-            groups.setdefault(CaseLaunch.of(goal.case, 1).server, []).append(goal)
+        goals_by_id = {goal.case.id: goal for goal in goals}
+        groups = cases_by_server(goal.case for goal in goals)
         stages = [
-            Stage(number=number, goals=tuple(group))
+            Stage(number=number, goals=tuple(goals_by_id[case.id] for case in group))
             for number in range(1, launches + 1)
             for group in groups.values()
         ]

@@ -57,8 +57,8 @@ _PackageLine = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x
 _MAX_PACKAGES = 10_000
 
 
-_LaunchNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
-"""The number of a launch. Every run and gate takes fewer launches than the limit."""
+_LaunchNumber = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+"""The number of a launch, from 1. Every run and gate takes fewer launches than the limit."""
 
 
 ArmName = Annotated[str, msgspec.Meta(pattern=r"^(case|A|B|A1|A2)$")]
@@ -153,13 +153,13 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a request.
 
     Attributes:
-        arm: the number of the arm that answered, from 0, among the arms of the last `Launched`.
+        arm_number: the number of the arm that answered, from 0, among those of the last `Launched`.
         round: the number of the round, from 0; null for an extension, whose acceptance is in
             `Measured`.
         finished: the request.
     """
 
-    arm: _ArmNumber
+    arm_number: _ArmNumber = msgspec.field(name="arm")
     round: int | None
     finished: FinishedRequest
 
@@ -170,8 +170,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     The requests of a control are written once, even if it serves several cases.
 
     Attributes:
-        arm: the number of the case's arm, among the arms of the last `Launched`.
-        control: the number of its control's arm; None without a control.
+        arm_number: the number of the case's arm, among the arms of the last `Launched`.
+        control_number: the number of its control's arm; None without a control.
         engine_version: the version that the server reported.
         target: the folder or the hub id of the target model.
         draft: the folder or the hub id of the draft model; None without one.
@@ -186,8 +186,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         facts: what the engine reported about this launch.
     """
 
-    arm: _ArmNumber
-    control: _ArmNumber | None = None
+    arm_number: _ArmNumber = msgspec.field(name="arm")
+    control_number: _ArmNumber | None = msgspec.field(default=None, name="control")
     engine_version: str
     target: Label
     draft: Label | None
@@ -618,11 +618,11 @@ class Ledger:
         for key in keys:
             self._remove(_replaced_by(Place.of(key), self._ended))
 
-    def record_round(self, arm: int, number: int | None) -> Record:
+    def record_round(self, arm_number: int, number: int | None) -> Record:
         """Return the recorder of a round's requests.
 
         Args:
-            arm: the index of the arm.
+            arm_number: the number of the arm, from 0.
             number: the number of the round, from 0; None for an extension.
 
         Returns:
@@ -630,17 +630,19 @@ class Ledger:
         """
 
         def record(finished: FinishedRequest) -> None:
-            self._write(Replayed(arm=arm, round=number, finished=finished))
+            self._write(Replayed(arm_number=arm_number, round=number, finished=finished))
 
         return record
 
-    def end(self, measurement: Measurement, *, arm: int = 0, control: int | None = None) -> None:
+    def end(
+        self, measurement: Measurement, *, arm_number: int = 0, control_number: int | None = None
+    ) -> None:
         """Record a case's measurement, if it is complete and not all of it is invalid.
 
         Args:
             measurement: the measurement.
-            arm: the index of the arm that made it.
-            control: the index of the arm that was its control; None without one.
+            arm_number: the number of the arm that made it, from 0.
+            control_number: the number of the arm that was its control; None without one.
 
         Raises:
             SpecregError: the ledger can't be written.
@@ -648,13 +650,15 @@ class Ledger:
         replay = measurement.replay
         if replay is None:
             return
-        lags = tuple(part.lags for part in replay.rounds)
-        control_lags = tuple(part.lags for part in replay.control_rounds)
-        counters = tuple(dict(part.counters) for part in replay.rounds)
-        control_counters = tuple(dict(part.counters) for part in replay.control_rounds)
+        lags = tuple(replayed_round.lags for replayed_round in replay.rounds)
+        control_lags = tuple(replayed_round.lags for replayed_round in replay.control_rounds)
+        counters = tuple(dict(replayed_round.counters) for replayed_round in replay.rounds)
+        control_counters = tuple(
+            dict(replayed_round.counters) for replayed_round in replay.control_rounds
+        )
         measured = Measured(
-            arm=arm,
-            control=control,
+            arm_number=arm_number,
+            control_number=control_number,
             engine_version=measurement.engine_version,
             packages=measurement.packages,
             facts=measurement.facts,
@@ -728,8 +732,8 @@ def read_ledger(
     ended: set[Place] = set()
     begun: dict[Key, None] = {}
 
-    # The cases that were launched and not measured yet, by their arms. An unreadable line clears
-    # them, so that the lines after it are ignored until the next launch.
+    # The cases that were launched and not measured yet, by the numbers of their arms. An unreadable
+    # line clears them, so that the lines after it are ignored until the next launch.
     keys: dict[int, Key] = {}
     builders: _Builders = {}
     for _, line in _lines(path, strict=known is not None):
@@ -743,9 +747,9 @@ def read_ledger(
             elif isinstance(line, Replayed) and keys:
                 check_request(line.finished)
                 _take(builders, line)
-            elif isinstance(line, Measured) and line.arm in keys:
-                measurement = _measurement(keys[line.arm], line, builders, known)
-                key = keys.pop(line.arm)
+            elif isinstance(line, Measured) and line.arm_number in keys:
+                measurement = _measurement(keys[line.arm_number], line, builders, known)
+                key = keys.pop(line.arm_number)
                 measured.setdefault(key, measurement)
                 ended.add(Place.of(key))
             elif isinstance(line, Checked):
@@ -805,7 +809,7 @@ def _take(builders: _Builders, line: Replayed) -> None:
     """
     if line.round is None:
         return
-    builder = builders.setdefault((line.arm, line.round), RoundBuilder())
+    builder = builders.setdefault((line.arm_number, line.round), RoundBuilder())
     finished = line.finished
     if (finished.conversation_index, finished.trace.turn) in builder.traces:
         raise msgspec.ValidationError(f"round {line.round} has a request twice")
@@ -833,10 +837,10 @@ def _measurement(
     lags, control_lags = line.lags
     counters, control_counters = line.counters
     check_numbers(line.counters)
-    rounds = _rounds(builders, lags, counters, line.arm)
+    rounds = _rounds(builders, lags, counters, line.arm_number)
     control_rounds: tuple[Round, ...] = ()
-    if line.control is not None:
-        control_rounds = _rounds(builders, control_lags, control_counters, line.control)
+    if line.control_number is not None:
+        control_rounds = _rounds(builders, control_lags, control_counters, line.control_number)
     if line.acceptance is not None:
         check_record(line.acceptance)
     if line.power is not None:
@@ -871,7 +875,7 @@ def _rounds(
     builders: _Builders,
     lags_of_rounds: Sequence[TimeHistogram],
     counters_of_rounds: Sequence[_Counters],
-    arm: int,
+    arm_number: int,
 ) -> tuple[Round, ...]:
     """Return the rounds of an arm that have lags. A round may have no requests.
 
@@ -883,7 +887,7 @@ def _rounds(
     pairs = zip(lags_of_rounds, counters_of_rounds, strict=True)
     for number, (lags, counters) in enumerate(pairs):
         check_lags(lags)
-        builder = builders.get((arm, number), RoundBuilder())
+        builder = builders.get((arm_number, number), RoundBuilder())
         rounds.append(dataclasses.replace(builder.as_round(), lags=lags, counters=counters))
 
     return tuple(rounds)

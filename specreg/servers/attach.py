@@ -53,7 +53,6 @@ def with_controls_attached(tier: Tier, *, has_control: bool) -> Tier:
     """Return a tier whose cases have the controls that are attached to.
 
     Args:
-        tier: the tier.
         has_control: True if a server without speculation is attached to as well. It is the control
             of each case, also if the tier has no case that it measures.
     """
@@ -68,7 +67,6 @@ def check_attached(cases: Collection[Case], provision: Provision, *, root: Path)
     """Check that the attached servers can measure the cases, as far as they report their settings.
 
     Args:
-        cases: the cases.
         provision: the addresses of the servers.
         root: the root of the repository, which relative model paths start from.
 
@@ -270,7 +268,6 @@ def _advice_on(error: AnswerError, address: Address) -> str:
     """Return what to do about an answer that comes from a gateway; empty if it may be a server's.
 
     Args:
-        error: the answer.
         address: the address that it came from.
     """
     if error.status in _KEY_STATUSES:

@@ -97,7 +97,6 @@ class Invocation:
     """A command that starts a program.
 
     Attributes:
-        command: the command.
         variables: the environment variables of that command.
         outside: what it starts outside of its descendants; None if it starts nothing there.
     """
@@ -204,7 +203,6 @@ class Runtime:
         """Return the command that runs a command in a container.
 
         Args:
-            image: the image.
             command: the command, whose program is in the image.
             inside: what the container is given.
             container: the name of the container, by which it is stopped, and by whose label a later

@@ -226,7 +226,6 @@ class Servers:
         """Start servers and return when all are ready; they start together if memory allows.
 
         Args:
-            handles: the servers.
             dispensable: further servers that start too. If one of them fails, its error isn't
                 raised here, but when that server is used.
 
@@ -336,7 +335,6 @@ def _keep_starting(handle: ServerHandle, needed: Sequence[ServerHandle]) -> bool
     """Start a server if need be, and return whether it is still starting.
 
     Args:
-        handle: the server.
         needed: the servers that must start.
 
     Returns:

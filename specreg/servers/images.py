@@ -53,7 +53,6 @@ def have_image(runtime: Runtime, name: str, show: Callable[[str], None]) -> Imag
     """Return an image, which is pulled if it isn't on this machine.
 
     Args:
-        runtime: the runtime.
         name: the image.
         show: prints a line about progress.
 

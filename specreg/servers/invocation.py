@@ -24,7 +24,6 @@ def native_invocation(spec: ServerSpec, python: str, site: Site, temporary: Path
     """Return what starts a server on this machine itself.
 
     Args:
-        spec: the server.
         python: the interpreter of the engine's environment; empty if the engine is a program.
         site: what only its start knows.
         temporary: its temporary folder.
@@ -50,7 +49,6 @@ def command_in_container(spec: ServerSpec, python: str, site: Site) -> tuple[str
     """Return the command that starts a server in its container.
 
     Args:
-        spec: the server.
         python: the interpreter of its image.
         site: what only its start knows.
     """
@@ -67,7 +65,6 @@ def inside_container(
     """Return what the container of a server is given.
 
     Args:
-        spec: the server.
         site: what only its start knows.
         root: the root of the repository.
         folders: its temporary folder and its home.
@@ -120,7 +117,6 @@ def server_variables(
     The engine's variables replace the inherited ones, and the case's variables replace both.
 
     Args:
-        spec: the server.
         python: the interpreter of the engine's environment; empty if the engine is a program.
         site: what only its start knows.
         inherited: the variables of the process that starts it.

@@ -1,7 +1,7 @@
 """Name the launches of servers, and the files of their logs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ class Launch:
     """One of several starts of the same server.
 
     Attributes:
-        spec: the server.
         number: the number of the launch, from 1.
         only_for: the id of the only case that may use the server; empty if cases share it.
         side: the side of a gate that the server belongs to; empty in a run.
@@ -50,7 +49,6 @@ def launch_pair(case: Case, number: int) -> tuple[Launch, Launch]:
     """Return the launches of a case's control and of its server.
 
     Args:
-        case: the case.
         number: the number of both launches, from 1.
 
     Returns:
@@ -62,6 +60,19 @@ def launch_pair(case: Case, number: int) -> tuple[Launch, Launch]:
         return server, server
     control = Launch(spec=case.control, number=number)
     return control, server
+
+
+def cases_by_server(cases: Iterable[Case]) -> Mapping[Launch, Sequence[Case]]:
+    """Return the server groups: the first launch of each server, with the cases that share it.
+
+    Servers and cases keep their order. The cases of a server have the same control, because the
+    control follows from the server.
+    """
+    groups: dict[Launch, list[Case]] = {}
+    for case in cases:
+        _, server = launch_pair(case, 1)
+        groups.setdefault(server, []).append(case)
+    return groups
 
 
 def weights_log(server_log: Path) -> Path:
@@ -82,7 +93,6 @@ def log_paths(logs: Path, launch: Launch) -> Sequence[Path]:
 
     Args:
         logs: the folder of the logs, which need not exist.
-        launch: the launch.
     """
     pattern = re.compile(rf"{re.escape(launch.id)}(~\d+)?(~shard\d+)?\.log")
     if not logs.is_dir():

@@ -99,7 +99,6 @@ class ServerLauncher:
         """Start a server once; all of its processes end with the context.
 
         Args:
-            spec: the server.
             log_path: the file that gets its output. If it exists, the output goes to a numbered
                 file.
 
@@ -179,7 +178,6 @@ class ServerLauncher:
         """Return what starts a server: its own command, or that of its container.
 
         Args:
-            spec: the server.
             python: the interpreter of the engine's environment; empty if the engine is a program.
             site: what only its start knows.
             temporary: its temporary folder.
@@ -209,7 +207,6 @@ class ServerLauncher:
         """Return the facts about a launch that are known before its server is ready.
 
         Args:
-            spec: the server.
             site: what only its start knows.
             variables: all of its variables.
             packages: the packages of its environment; empty if they aren't known.
@@ -275,7 +272,6 @@ def start_site(  # noqa: PLR0913 - these are what differs between two starts
     """Return what only one start of a server knows.
 
     Args:
-        spec: the server.
         models: the folders or hub ids of its target and draft, as the engine gets them.
         port: the port that it listens on.
         folder: an empty folder for the files that the engine reads.

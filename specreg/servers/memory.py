@@ -82,7 +82,6 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
     in flight, the cache is smaller, but it holds at least one request.
 
     Args:
-        spec: the server.
         gpus_gib: the memory of each GPU of the machine, of which the server takes the first ones;
             None if it isn't known.
 
@@ -138,7 +137,6 @@ def fit_together(
     """Return whether the memory is enough for servers that run at the same time.
 
     Args:
-        specs: the servers.
         gpus_gib: the memory of each GPU, None if it isn't known; empty without a GPU.
         cgroups: the folder with the memory limit of this process's container.
     """

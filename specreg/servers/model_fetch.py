@@ -150,7 +150,6 @@ def fetch_models(
     weights (see `fetches_elsewhere`), or if no interpreter has huggingface_hub.
 
     Args:
-        spec: the server.
         interpreters: the interpreters that may have huggingface_hub, the preferred one first.
         output: where progress is reported.
         free_bytes: returns the room on the disk of a folder, in bytes.

@@ -579,7 +579,6 @@ class Provision:
         Its environment is made first, because the huggingface_hub there fetches them.
 
         Args:
-            spec: the server.
             log_path: the file that gets what huggingface_hub prints.
 
         Raises:
@@ -766,7 +765,6 @@ def why_not_installable(
     """Return why the package of an engine can't be installed or used on this machine.
 
     Args:
-        engine: the engine.
         python: the version of Python that its environment would have.
         find_library: returns the file of a system's library; None if there is none.
 
@@ -799,7 +797,6 @@ def check_version(case: Case, version: str) -> None:
     """Check that a version of an engine can measure a case.
 
     Args:
-        case: the case.
         version: the version; empty if it isn't known, and then only what doesn't depend on the
             version is checked.
 

@@ -78,7 +78,6 @@ class ExpectedServer:
 
     Attributes:
         spec: the settings that it was started with, or that it must have if others started it.
-        engine: its engine.
         address: where it answers.
         model: the name that its model is served under. It is unique if specreg started the server.
         target: the folder or hub id of its target.
@@ -415,7 +414,6 @@ def send_probe(
     """Request two tokens from a server, and return whether it generated any.
 
     Args:
-        server: the server.
         form: how the prompt reaches the model. Each model takes a text, and not each takes a chat.
         timeout_s: how long the health check and the answer may each take, in seconds. Less than 0.2
             counts as 0.2, and more than 60 as 60. The health check gets at most 10.

@@ -27,7 +27,6 @@ def shell_command(root: Path, spec: ServerSpec, provision: Provision) -> str:
 
     Args:
         root: the root of the repository.
-        spec: the server.
         provision: where its engine comes from.
 
     Raises:

@@ -30,7 +30,6 @@ def run_verdict(result: RunResult, status: int, *, cut_short: bool) -> RunVerdic
     """Return the verdict of the whole run, which other programs read.
 
     Args:
-        result: the result of the run.
         status: the exit status of the run.
         cut_short: True if the run ended before all selected tests were judged, or still goes on.
     """
@@ -61,7 +60,6 @@ def report_of(
     """Return the report of a run.
 
     Args:
-        result: the result of the run.
         run: the verdict of the whole run.
         command: the command that the user typed.
         remarks: remarks for the reader.
@@ -90,8 +88,6 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     """Return the part of the report about a case.
 
     Args:
-        result: the result of the run.
-        case: the case.
         records: the runs of the case in the history, of which the report shows the last ones.
     """
     context = result.context

@@ -33,7 +33,6 @@ def record_run(
     of the report can't be written, the forms after it are left out. The verdicts always stand.
 
     Args:
-        result: the result of the run.
         run: the verdict of the whole run.
         command: the command that the user typed.
         remarks: further remarks for a reader of the report.
@@ -139,7 +138,6 @@ def render_end(
     """Render the summary of a run: the answer, verdicts, figures, remarks, and the next command.
 
     Args:
-        result: the result of the run.
         report: the report of the run; None if it has no verdicts and wasn't meant to judge, or if
             the report can't be made.
         lines: extra lines, which are shown below the table of verdicts.

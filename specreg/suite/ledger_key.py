@@ -12,10 +12,8 @@ def ledger_key(case: Case, number: int, selection: Selection, context: RunContex
     """Return the settings that must be equal for an earlier measurement to be taken over.
 
     Args:
-        case: the case.
         number: the number of its server's launch, from 1.
         selection: decides whether the case is recorded, and whether its speed is measured.
-        context: the run.
 
     Raises:
         SpecregError: the models or the prompts of the case can't be read, or the engine can't run

@@ -43,7 +43,6 @@ def judge_of(
     Args:
         context: what is fixed for the run.
         selection: what its tests need.
-        ledger: the ledger.
         timeline: records how long judging takes.
         shards: the processes whose measurements the run joins; None if it measures by itself.
     """

@@ -70,7 +70,6 @@ class PreflightFinding(msgspec.Struct, frozen=True):
     """A finding about one subject, such as a GPU.
 
     Attributes:
-        subject: the subject.
         says: the finding in words.
         advice: what to do about it; empty if there is nothing to do, or if `says` ends with the
             advice.
@@ -138,7 +137,6 @@ def _obstacle(subject: str, problem: object) -> PreflightFinding:
     """Return a finding about an obstacle.
 
     Args:
-        subject: the subject.
         problem: a message or an error whose first line ends with what to do about it.
     """
     return PreflightFinding(subject, str(problem).splitlines()[0], state=Severity.IN_THE_WAY)

@@ -25,7 +25,6 @@ def speed_spreads(
     from their launches in this run, or else from their baselines.
 
     Args:
-        case_id: the id of the case.
         measurements: all measurements of the run.
         store: the baselines of this machine.
     """
@@ -47,7 +46,6 @@ def more_launches_decide(metric: Metric, case: Case, launches: int, spread: Spre
 
     Args:
         metric: the speed.
-        case: the case.
         launches: the number of launches recorded so far.
         spread: how these launches differ.
     """
@@ -76,7 +74,6 @@ def undecided_cases(
     """Return the cases with a speed that later runs may judge better after more launches.
 
     Args:
-        cases: the cases.
         metrics_of: returns the metrics that are recorded of a case.
         measurements: all measurements of the run so far.
         store: the baselines of this machine, whose launches show how much launches differ.

@@ -11,7 +11,7 @@ from specreg.core.errors import SpecregError
 from specreg.engines.launch_facts import changed_facts
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier, tier_names
-from specreg.measurement.metrics import METRICS
+from specreg.measurement.metrics import is_speed
 from specreg.report.launches import last_launches
 from specreg.report.remarks import workload_remarks
 from specreg.suite.context import RunContext
@@ -99,7 +99,7 @@ def _changed_facts(result: RunResult) -> Iterator[str]:
     slower_ids = {
         verdict.case_id
         for verdict in result.verdicts
-        if verdict.outcome is Outcome.REGRESSED and _is_speed(verdict.metric)
+        if verdict.outcome is Outcome.REGRESSED and is_speed(verdict.metric)
     }
     hints: list[str] = []
     other_facts: list[str] = []
@@ -112,12 +112,6 @@ def _changed_facts(result: RunResult) -> Iterator[str]:
 
     yield from hints
     yield from other_facts
-
-
-def _is_speed(metric_name: str) -> bool:
-    """Return whether a verdict is about a speed, and not about another metric or a check."""
-    metric = METRICS.get(metric_name)
-    return metric is not None and metric.quantity == "speed"
 
 
 def _changes_of(result: RunResult, case: Case) -> Iterator[str]:

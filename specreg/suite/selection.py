@@ -134,7 +134,6 @@ def select(
 
     Args:
         tests: the case of each test, and the metric or check that the test judges.
-        context: the run.
         asks_hub: True to ask the hub whether it has the models of the cases.
     """
     # Find the cases that can't be measured here.
@@ -196,7 +195,6 @@ def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> b
 
     Args:
         names: the metrics and checks that the run judges, by case id.
-        context: the run.
     """
     for case in context.tier.cases:
         metrics = [metric for metric in METRICS.values() if metric.is_judged(case)]

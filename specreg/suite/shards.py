@@ -26,8 +26,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS
 from specreg.report.files import record_document
 from specreg.report.progress import ExpectedTime
-from specreg.runs.goals import CaseLaunch
-from specreg.servers.launch import Launch
+from specreg.servers.launch import Launch, cases_by_server
 from specreg.suite.context import RunContext
 from specreg.suite.selection import Selection, least_time_s
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
@@ -76,10 +75,6 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
     """Return the server groups of some cases.
 
     The groups with the most GPUs come first, and of these the ones that take the longest.
-
-    Args:
-        cases: the cases.
-        context: the run.
     """
     # The times come from committed baselines only, so that every machine makes the same shards.
     folder = context.store.folder
@@ -87,14 +82,8 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
     kind = "gpu" if needs_gpus else "cpu"
     store = BaselineStore(folder=folder, environment=UNKNOWN_ENVIRONMENT)
     committed = committed_in(folder)
-    cases_by_launches: dict[tuple[Launch, Launch], list[Case]] = {}
-    for case in cases:
-        case_launch = CaseLaunch.of(case, 1)
-        key = (case_launch.control, case_launch.server)
-        cases_by_launches.setdefault(key, []).append(case)
-
     groups = []
-    for (_, server), group_cases in cases_by_launches.items():
+    for server, group_cases in cases_by_server(cases).items():
         estimates = [estimate_of(case, store, kind, committed) for case in group_cases]
         measured_s = sum(estimate.case_s for estimate in estimates)
         gpus = 0
@@ -121,7 +110,6 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
     first case on a server has the time of its start.
 
     Args:
-        context: the run.
         selection: the metrics and checks that it judges.
         fit: returns whether the memory is enough for several servers at the same time.
 

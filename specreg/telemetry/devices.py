@@ -118,7 +118,6 @@ def check_free(
     """Check before a start that no other process computes on the devices.
 
     Args:
-        devices: the devices.
         our_pids: the ids of this run's processes, which may use the devices.
         our_device_ids: the ids of the devices on which a server of this run is running already.
 
@@ -153,7 +152,6 @@ def wait_until_free(
     later.
 
     Args:
-        devices: the devices.
         our_pids: as in `check_free`.
         our_device_ids: as in `check_free`.
 

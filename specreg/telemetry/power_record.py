@@ -87,7 +87,6 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
 
     Args:
         trace: the samples of the device.
-        span: the span.
 
     Raises:
         SensorError: the span has no length, the device was lost, samples are missing, the counter
@@ -193,7 +192,6 @@ def _check_jumps(device: Device, moments_ns: np.ndarray, energies_mj: np.ndarray
     """Check that a device can have drawn what its counter rose by at once.
 
     Args:
-        device: the device.
         moments_ns: when the counter was read, of shape (n,).
         energies_mj: the values of the counter, of shape (n,). It never falls.
 
@@ -355,8 +353,6 @@ def integral_j(
     """Integrate the power of samples over a span, linearly interpolated between them.
 
     Args:
-        samples: the samples of a device.
-        span: the span.
         field: the field of `DeviceState` with the power.
         lag_ns: how long before the sample the power was drawn; half of the averaged time for an
             average.
@@ -418,7 +414,6 @@ def check_alone(
 
     Args:
         traces: the samples of the devices.
-        spans: the spans.
         our_pids: the ids of this run's processes.
 
     Raises:
@@ -452,7 +447,6 @@ def _pids_in(lists: Sequence[tuple[int, AbstractSet[int]]], spans: Sequence[Span
 
     Args:
         lists: the moment of each list, and the ids of the processes in it, in the order of time.
-        spans: the spans.
     """
     moments_ns = [at_ns for at_ns, _ in lists]
     pids: set[int] = set()
@@ -595,7 +589,6 @@ def power_over_time(traces: Sequence[PowerTrace], span: Span) -> tuple[float, ..
 
     Args:
         traces: the trace of each device, whose energy in the span is valid.
-        span: the span.
     """
     start_ns, end_ns = span
     parts = min(_MOST_PARTS, (end_ns - start_ns) // _SHORTEST_PART_NS)

@@ -72,7 +72,6 @@ class PowerTrace:
     """All samples of one device.
 
     Attributes:
-        device: the device.
         samples: its samples in the order of time.
         lost_sample: the sample that says why the device was lost; None if it could be read to the
             end.
@@ -103,7 +102,6 @@ class Watch:
     Attributes:
         devices: the devices that it samples.
         path: the file that it writes.
-        child: its process.
     """
 
     devices: tuple[Device, ...]
@@ -141,7 +139,6 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
     """Sample devices into a file while the context lasts, or until this process is killed.
 
     Args:
-        devices: the devices.
         path: the file.
 
     Yields:
@@ -204,7 +201,6 @@ def sample_devices(
 
     Args:
         probes: the probes of the devices.
-        write: writes a sample.
         wait_until: waits for a moment of the clock, and returns True if sampling has to stop.
         clock: returns the monotonic time in nanoseconds.
     """

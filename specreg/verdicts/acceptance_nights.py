@@ -69,7 +69,6 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
     """Return what the nights of an acceptance metric show; None if one has no level.
 
     Args:
-        metric: the metric.
         tonight: the value of tonight.
         baseline: the baseline of this machine.
         records: the history of the case.

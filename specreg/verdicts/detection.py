@@ -187,7 +187,6 @@ def nights_to_hold(metric: Metric, tolerance_frac: float, night: Variance) -> in
     """Return how many nights together prove that no more than the tolerance was lost.
 
     Args:
-        metric: the metric.
         tolerance_frac: the tolerated loss, as a share.
         night: how nights vary.
 
@@ -205,7 +204,6 @@ def mde_frac(metric: Metric, effect: Effect, level: float) -> float:
     """Return the minimum detectable effect: the loss that would be proven 99 times out of 100.
 
     Args:
-        metric: the metric.
         effect: a change, of which only the error and its degrees of freedom are used.
         level: the level at which a loss is proven, 0..0.5.
 

@@ -211,10 +211,8 @@ def run_record(
     control or on fewer prompts, so later runs can't be compared with them.
 
     Args:
-        origin: the run.
         launches: the launches with a valid value, at least one.
         verdicts: the verdicts on the case.
-        settings: the settings of the case.
         baseline: the baseline that the run recorded, or else the baseline of this machine that the
             case was compared with; None without one.
     """

@@ -62,7 +62,6 @@ def judge_acceptance(
     """Judge an acceptance metric of a case on its last launch.
 
     Args:
-        metric: the metric.
         evidence: the launches of the case and its baselines.
         look: the moment of the decision, which determines the level of significance.
         decisions: how many decisions share the level of a loss. Chance may show a loss in each of
@@ -567,7 +566,6 @@ def with_outlook(reason: Reason, effort: str, needed_nights: int, night: int) ->
     """Add to the reason of an undecided metric how many nights would decide it.
 
     Args:
-        reason: the reason.
         effort: what else would decide it.
         needed_nights: how many nights would; 0 if no number would.
         night: the number of tonight.

@@ -91,7 +91,6 @@ def _follow_leader(
     """Return a verdict with the outcome of the figure that decides its draw.
 
     Args:
-        verdict: the verdict.
         leader: the verdict that decides the draw.
         first_positions: the verdict on the first draft position of each case, by the case's id.
     """

@@ -27,7 +27,6 @@ def samples_of(
     """Return the samples of a case: its baseline, and all comparable runs since then.
 
     Args:
-        case_id: the id of the case.
         engine: the name of its engine.
         baseline: the baseline of this machine.
         records: the history of the case, in any order.
@@ -120,8 +119,6 @@ def sample_of(  # noqa: PLR0913 - what a sample consists of
     """Return what a night measured of a metric. It has no logarithms if a value has none.
 
     Args:
-        metric: the metric.
-        case_id: the id of the case.
         engine: the name of its engine.
         began_s: when the night began, in seconds since 1970, UTC.
         values: the value on each launch.

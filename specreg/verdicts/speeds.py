@@ -59,7 +59,6 @@ class Speed:
     """A speed of a case, or its power, that can be compared with its baseline.
 
     Attributes:
-        metric: the metric.
         comparison: its launches and its baselines.
         failure: why a further launch has no measurement; None if none failed.
     """

@@ -34,7 +34,9 @@ class Outcome(StrEnum):
 
 GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
 """Outcomes of a metric or check that was judged, and is no worse than tolerated."""
-JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
+WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
+"""Outcomes of a metric or check that is proven to be worse than tolerated."""
+JUDGED = GOOD | WORSE | {Outcome.INCONCLUSIVE}
 """Outcomes of a metric or check that was judged."""
 SKIPPED = frozenset({Outcome.NOT_COMPARABLE})
 """Outcomes with which the test is skipped, with the reason of the verdict."""

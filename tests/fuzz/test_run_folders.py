@@ -18,7 +18,7 @@ from specreg.measurement.figures import figures_of
 from specreg.measurement.metrics import METRICS
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import render_benchmarks
-from specreg.report.document import ArmReport, ComparedReport
+from specreg.report.document import ComparedReport, SideReport
 from specreg.report.exports import EXPORT_FORMATS
 from specreg.report.files import FILE_NAME, load_report
 from specreg.report.page import render_page
@@ -125,7 +125,7 @@ def read_report(folder: Path, content: bytes) -> None:
             both = side_by_side(a, b)
         except SpecregError:
             continue
-        assert both.arms
+        assert both.sides
 
 
 def read_history(folder: Path, content: bytes) -> None:
@@ -175,7 +175,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
 
 def rendered_reports() -> Iterable[Sample]:
     """The report of a run and of a gate."""
-    side_a, side_b = (ArmReport(name=name, text="vllm", overrides=("a=1",)) for name in "AB")
+    side_a, side_b = (SideReport(name=name, text="vllm", overrides=("a=1",)) for name in "AB")
     of_sides = reports.gate_of(reports.REPORT.run, (side_a, side_b))
     gate = msgspec.structs.replace(of_sides, control=(reports.HELD,), hints=("type it",))
     for report in (reports.REPORT, gate):

@@ -63,5 +63,5 @@ def test_a_slower_engine_is_told_by_the_recorded_one(upgraded: Suite) -> None:
     assert f"vllm 99.0 -> 99.1 on {folder.name} in the same hour" in verdict.explanation
     gate = load_report(folder / FILE_NAME)
     assert isinstance(gate, ComparedReport)
-    assert [arm.text for arm in gate.arms] == ["vllm==99.0", "vllm==99.1"]
+    assert [side.text for side in gate.sides] == ["vllm==99.0", "vllm==99.1"]
     assert str(folder / "report.html") in done.stdout

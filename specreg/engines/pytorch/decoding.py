@@ -39,7 +39,6 @@ class Row:
 
     Attributes:
         index: the index of the job in the batch.
-        job: the job.
         models: the models that decode it.
         context: the ids of the prompt and of the answer so far.
         random: the random numbers of this row alone, so that other rows don't change its answer.

@@ -131,8 +131,7 @@ def check_context(name: str, config: object, needed_tokens: int) -> None:
     if context_tokens is not None and context_tokens < needed_tokens:
         message = (
             f"model '{name}': its context is {context_tokens} tokens, {needed_tokens} are to be"
-            " read; lower max_model_len_tokens (--context-tokens) or output_cap_tokens in the"
-            " matrix"
+            " read; lower max_model_len_tokens (--context-tokens) or output_cap_tokens in the tier"
         )
         raise ModelError(message)
 

@@ -16,7 +16,6 @@ def draft_in_parallel(draft: Model, ids: Tensor, drafted: int, mask_id: int) -> 
     """Return a draft model's logits for the steps that begin after each token of a text.
 
     Args:
-        draft: the draft model.
         ids: the texts, `[rows, tokens]`.
         drafted: the number of tokens that a step drafts, 1 or more.
         mask_id: the token that stands for a token that isn't known yet.

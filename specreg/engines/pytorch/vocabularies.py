@@ -26,8 +26,6 @@ class SharedVocabulary:
         """Compare two tokenizers.
 
         Args:
-            target: the tokenizer of the target.
-            draft: the tokenizer of the draft.
             sizes: the number of ids of the target and of the draft.
 
         Raises:

@@ -77,6 +77,6 @@ def recorded(
     packages = ("numpy==2.4.6", "vllm @ file:///wheels/vllm.whl")
     facts = LaunchFacts(model_runner="v2", target_revision="0123abcd")
     measurement = dataclasses.replace(measured, replay=replay, packages=packages, facts=facts)
-    ledger.end(measurement, control=1)
+    ledger.end(measurement, control_number=1)
     ledger.close()
     return measurement

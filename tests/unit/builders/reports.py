@@ -10,7 +10,6 @@ from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
 from specreg.report.document import (
-    ArmReport,
     CaseReport,
     ComparedReport,
     Expected,
@@ -18,6 +17,7 @@ from specreg.report.document import (
     RunOrigin,
     RunReport,
     RunVerdict,
+    SideReport,
     Tone,
 )
 from specreg.verdicts.history import RunRecord
@@ -179,10 +179,10 @@ def with_case(**changes: object) -> RunReport:
     return msgspec.structs.replace(REPORT, cases=(msgspec.structs.replace(CASE_REPORT, **changes),))
 
 
-SIDES = (ArmReport(name="A", text="vllm==0.31.0"), ArmReport(name="B", text="vllm==0.32.0"))
+SIDES = (SideReport(name="A", text="vllm==0.31.0"), SideReport(name="B", text="vllm==0.32.0"))
 
 
-def gate_of(run: RunVerdict, arms: tuple[ArmReport, ArmReport] = SIDES) -> ComparedReport:
+def gate_of(run: RunVerdict, sides: tuple[SideReport, SideReport] = SIDES) -> ComparedReport:
     """A gate between two sides that came to the verdicts of a run, and says no."""
     return ComparedReport(
         run=run,
@@ -191,7 +191,7 @@ def gate_of(run: RunVerdict, arms: tuple[ArmReport, ArmReport] = SIDES) -> Compa
         cases=REPORT.cases,
         tier_cases=REPORT.tier_cases,
         answers=(Headline(subject="DON'T", tone=Tone.BAD, text="B is worse than A"),),
-        arms=arms,
+        sides=sides,
     )
 
 

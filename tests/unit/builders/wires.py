@@ -66,7 +66,7 @@ def replay_wire(
     wire: Wire,
     case: Case = ONE_AT_A_TIME,
     prompts: Sequence[Prompt] = builders.PROMPTS,
-    part: RoundSlice | None = None,
+    round_slice: RoundSlice | None = None,
     record: Record | None = None,
     clock: Callable[[], int] | None = None,
     engine: str = "vllm",
@@ -78,7 +78,13 @@ def replay_wire(
     async def run() -> Round:
         async with httpx.AsyncClient(transport=wire, base_url="http://scripted") as client:
             built = await replay_round(
-                case, endpoint, prompts, client=client, clock=clock, record=record, part=part
+                case,
+                endpoint,
+                prompts,
+                client=client,
+                clock=clock,
+                record=record,
+                round_slice=round_slice,
             )
             return built.as_round()
 

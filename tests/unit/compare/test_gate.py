@@ -284,8 +284,8 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
         launched = [(launch.arm, launch.number) for launch in each_gate.ledger.launches]
         assert launched == [(Side.A, 1), (Side.B, 1), (Side.B, 2), (Side.A, 2)]
         assert each_gate.ledger.measured == each_gate.ledger.launches
-        arms = record_gate(each_gate, command="").arms
-        assert [arm.engine_versions for arm in arms] == [(f"vllm {scripted_version}",)] * 2
+        sides = record_gate(each_gate, command="").sides
+        assert [side.engine_versions for side in sides] == [(f"vllm {scripted_version}",)] * 2
 
 
 def test_sides_of_two_hours_are_no_pair_however_often_a_gate_was_cut_off(here: GateOptions) -> None:
@@ -470,7 +470,7 @@ def test_the_document_names_the_version_of_each_engine_of_a_side(here: GateOptio
         gate.ledger.add(launch(side, 1, pair=pair, version="0.32.0"))
         gate.ledger.add(launch(side, 1, pair=other_pair, version="2.70.0"))
     report = record_gate(gate, command="")
-    assert [arm.engine_versions for arm in report.arms] == [("triton 2.70.0", "vllm 0.32.0")] * 2
+    assert [side.engine_versions for side in report.sides] == [("triton 2.70.0", "vllm 0.32.0")] * 2
     versions = [case.expected.engine_version for case in report.cases if case.expected is not None]
     assert versions == ["0.32.0", "2.70.0"]
 

@@ -10,10 +10,10 @@ import pytest
 
 from specreg.acceptance.record import RoundAcceptance, Source, StepCounts
 from specreg.compare.judging import Decision, GateAnswer, Rules, decide, is_settled, judge_pair
-from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
+from specreg.compare.pairs import COMPARED, CONTROL, Group, Pair, Side
 from specreg.core.families import Family
 from specreg.core.reasons import Reason
-from specreg.measurement.metrics import GATE_METRICS, Metric
+from specreg.measurement.metrics import ACCEPTANCE_LENGTH, GATE_METRICS, STEP, THROUGHPUT, Metric
 from specreg.runs.ledger import ArmLaunch
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
@@ -101,7 +101,7 @@ def test_looks_come_when_the_number_of_launches_has_doubled() -> None:
 
 @pytest.mark.parametrize(
     ("metric", "first_level", "last_level"),
-    [(THROUGHPUT, 0.01 / 256, 0.0075), (ACCEPTANCE, 0.005 + 0.005 / 256, 0.00375)],
+    [(THROUGHPUT, 0.01 / 256, 0.0075), (ACCEPTANCE_LENGTH, 0.005 + 0.005 / 256, 0.00375)],
 )
 def test_the_looks_share_one_level(metric: str, first_level: float, last_level: float) -> None:
     """The last look at a speed has most of it; at acceptance the first, which knows nearly all."""
@@ -183,15 +183,17 @@ EACH_FAILED = [failed(Side.A, 1), failed(Side.B, 2)]
 @pytest.mark.parametrize(
     ("some", "metric", "outcome", "reason"),
     [
-        pytest.param(launches(count=1), ACCEPTANCE, Outcome.PASS, "", id="accepts-alike"),
-        pytest.param(LESS, ACCEPTANCE, Outcome.REGRESSED, "", id="accepts-less"),
-        pytest.param(FEW, ACCEPTANCE, Outcome.INVALID, "2 shared prompts, 5 are", id="few"),
+        pytest.param(launches(count=1), ACCEPTANCE_LENGTH, Outcome.PASS, "", id="accepts-alike"),
+        pytest.param(LESS, ACCEPTANCE_LENGTH, Outcome.REGRESSED, "", id="accepts-less"),
+        pytest.param(FEW, ACCEPTANCE_LENGTH, Outcome.INVALID, "2 shared prompts, 5 are", id="few"),
         pytest.param(DEAD, THROUGHPUT, Outcome.INVALID, "side B: it died", id="fails-twice"),
         pytest.param(ONE_FAILED, THROUGHPUT, Outcome.PASS, "", id="fails-once"),
         pytest.param(
             EACH_FAILED, THROUGHPUT, Outcome.INCONCLUSIVE, "side A has no", id="each-fails"
         ),
-        pytest.param(EACH_FAILED, ACCEPTANCE, Outcome.INCONCLUSIVE, "side A has no", id="too"),
+        pytest.param(
+            EACH_FAILED, ACCEPTANCE_LENGTH, Outcome.INCONCLUSIVE, "side A has no", id="too"
+        ),
     ],
 )
 def test_few_prompts_and_failed_launches_have_their_reason(
@@ -394,7 +396,7 @@ def test_two_drafts_need_only_an_interval_if_acceptance_stays_open() -> None:
     drafts = Pair(a=PAIR.a, b=dataclasses.replace(PAIR.b, server=other_draft))
     stuck = Verdict(
         case_id=drafts.id,
-        metric=ACCEPTANCE,
+        metric=ACCEPTANCE_LENGTH,
         outcome=Outcome.INCONCLUSIVE,
         comparison=Comparison(low_frac=-0.03),
         needed_launches=0,
@@ -481,7 +483,7 @@ def test_looping_answers_of_side_b_hide_no_loss_of_the_others() -> None:
         return launch(side, 1, acceptance=builders.acceptance_of(prompts))
 
     sides = [launched(Side.A, *[usual] * 40), launched(Side.B, *[looping] * 8, *[lost] * 32)]
-    verdict = judge(sides, metric=ACCEPTANCE)
+    verdict = judge(sides, metric=ACCEPTANCE_LENGTH)
     assert verdict.outcome is Outcome.REGRESSED
     assert "8 of 40 prompts gave answers of another length" in verdict.explanation
 
@@ -514,4 +516,4 @@ def test_acceptance_by_counters_is_compared_with_acceptance_by_request(
         launch(Side.A, 1, acceptance=by_counters),
         launch(Side.B, 1, acceptance=accepted(*of_b)),
     ]
-    assert judge(sides, metric=ACCEPTANCE).outcome is outcome
+    assert judge(sides, metric=ACCEPTANCE_LENGTH).outcome is outcome

@@ -336,7 +336,7 @@ def test_a_closed_loop_starts_its_requests_one_after_another() -> None:
 def test_slices_are_parts_of_one_round() -> None:
     wires = [Wire(PIECES), Wire(PIECES)]
     rounds = [
-        replay_wire(wire, builders.CASE, part=RoundSlice(number=number, of=2, started_ns=MS))
+        replay_wire(wire, builders.CASE, round_slice=RoundSlice(number=number, of=2, started_ns=MS))
         for number, wire in enumerate(wires)
     ]
     ids = [[trace.prompt_id for trace in part.traces] for part in rounds]

@@ -437,7 +437,7 @@ def extended_and_ledgered(servers: tuple[Server, Server], path: Path) -> Measure
     ledger.begin(key_of(EXTENDED))
     plan = dataclasses.replace(QUIET, record=ledger.record_round)
     measurement = measured(*servers, EXTENDED, plan, enough=lambda *_: False, least_s=0.5)
-    ledger.end(measurement, control=1)
+    ledger.end(measurement, control_number=1)
     ledger.close()
     assert measurement.look is Look.EXTENDED
     assert measurement.replay is not None

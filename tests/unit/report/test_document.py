@@ -260,7 +260,7 @@ def test_the_page_and_the_markdown_name_both_runs_and_their_engines() -> None:
 def test_a_side_that_measured_nothing_has_no_version_that_its_servers_reported() -> None:
     unmeasured = reports.with_case(figures=None)
     comparison = side_by_side(unmeasured, another())
-    assert [arm.engine_versions for arm in comparison.arms] == [(), ("vllm 0.33.0",)]
+    assert [side.engine_versions for side in comparison.sides] == [(), ("vllm 0.33.0",)]
     (note, _) = notes_of(comparison)
     assert "reported" not in note
 

@@ -5,7 +5,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from specreg.report.document import ArmReport, Report, RunReport, Tone
+from specreg.report.document import Report, RunReport, SideReport, Tone
 from specreg.report.page import render_markdown, render_page
 from specreg.report.parts import Text, VerdictLine
 from specreg.report.sentence import answer_of, comparison_of
@@ -237,7 +237,7 @@ def test_a_large_change_that_too_few_launches_show_is_said_with_what_decides_it(
 
 
 def test_sides_of_equal_versions_are_described_once_and_need_no_upgrade() -> None:
-    a = ArmReport(name="A", text="vllm", installed="vllm 1", engine_versions=("vllm 1",))
+    a = SideReport(name="A", text="vllm", installed="vllm 1", engine_versions=("vllm 1",))
     b = msgspec.structs.replace(a, name="B", overrides=("draft_tokens=5",))
     report = reports.gate_of(reports.run_of(reports.LOST), (a, b))
     assert sentence(report).startswith("Don't switch to vllm with draft_tokens=5: ")
@@ -265,8 +265,9 @@ def test_a_recording_is_compared_with_no_baseline() -> None:
 
 def test_a_side_with_a_long_name_is_named_below_the_answer() -> None:
     settings = ("engine_env.A_VARIABLE=some_value", "draft_tokens=5")
-    arms = (ArmReport(name="A", text="vllm"), ArmReport(name="B", text="vllm", overrides=settings))
-    report = reports.gate_of(reports.run_of(reports.LOST), arms)
+    a = SideReport(name="A", text="vllm")
+    b = SideReport(name="B", text="vllm", overrides=settings)
+    report = reports.gate_of(reports.run_of(reports.LOST), (a, b))
     assert sentence(report).startswith("Don't switch to side B: ")
     named = "B, vllm with engine_env.A_VARIABLE=some_value, draft_tokens=5, against A, vllm, on "
     assert comparison_of(report).startswith(named)

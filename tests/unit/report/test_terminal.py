@@ -11,7 +11,7 @@ import pytest
 from specreg.acceptance.record import Source, StepCounts
 from specreg.baselines.record import RecordedBaseline
 from specreg.core.reasons import Reason
-from specreg.report.document import ArmReport, Report, RunReport
+from specreg.report.document import Report, RunReport, SideReport
 from specreg.report.next_steps import next_steps
 from specreg.report.page import render_markdown, render_page
 from specreg.report.parts import Commands
@@ -215,8 +215,8 @@ def test_a_version_that_no_index_has_is_typed_nowhere(version: str) -> None:
 
 
 def test_a_gate_that_says_no_names_the_search_for_the_release() -> None:
-    sides = [msgspec.structs.replace(arm, overrides=()) for arm in GATE.arms]
-    assert commands_of(msgspec.structs.replace(GATE, arms=tuple(sides))) == [
+    sides = [msgspec.structs.replace(side, overrides=()) for side in GATE.sides]
+    assert commands_of(msgspec.structs.replace(GATE, sides=tuple(sides))) == [
         f"specreg bisect --good vllm==0.31.0 --bad vllm==0.32.0 {reports.CASE.id}"
     ]
     # The releases alone don't differ in a setting.
@@ -291,9 +291,9 @@ def test_a_case_of_several_launches_is_shown_once() -> None:
 GATE = msgspec.structs.replace(
     reports.gate_of(
         reports.REPORT.run,
-        arms=(
-            ArmReport(name="A", text="vllm==0.31.0", engine_versions=("0.31.0",)),
-            ArmReport(name="B", text="vllm==0.32.0", overrides=("draft_tokens=5",)),
+        sides=(
+            SideReport(name="A", text="vllm==0.31.0", engine_versions=("0.31.0",)),
+            SideReport(name="B", text="vllm==0.32.0", overrides=("draft_tokens=5",)),
         ),
     ),
     remarks=reports.REPORT.remarks,

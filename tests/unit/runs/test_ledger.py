@@ -115,7 +115,7 @@ def ledgered_together(path: Path, keys: Sequence[Key]) -> list[Measurement]:
         )
         measured = builders.measurement(values_of(case, replay), case=case)
         measurement = dataclasses.replace(measured, replay=replay)
-        ledger.end(measurement, arm=arm, control=None if is_control else control_arm)
+        ledger.end(measurement, arm_number=arm, control_number=None if is_control else control_arm)
         measurements.append(measurement)
     ledger.close()
     return measurements
@@ -231,7 +231,7 @@ def test_a_request_is_on_disk_as_soon_as_it_has_ended(path: Path) -> None:
     ledger = Ledger(path)
     ledger.begin(KEY)
     for request in map(finished, ("one", "two")):
-        ledger.record_round(arm=1, number=3)(request)
+        ledger.record_round(arm_number=1, number=3)(request)
         line = lines_of(path)[-1]
         assert path.read_bytes().endswith(b"\n")
         assert (line["arm"], line["round"]) == (1, 3)
@@ -321,7 +321,7 @@ def test_a_case_of_an_unknown_engine_or_method_is_left_out(
 def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
     ledger = Ledger(path)
     ledger.begin(KEY)
-    ledger.record_round(arm=0, number=0)(finished("one"))
+    ledger.record_round(arm_number=0, number=0)(finished("one"))
     invalid = dict.fromkeys(Family, Reason(code="X", text="y"))
     ledger.end(dataclasses.replace(builders.measurement({}), replay=None, invalid=invalid))
     ledger.close()
@@ -340,7 +340,7 @@ def test_invalid_families_and_an_empty_round_are_read_back_unchanged(path: Path)
     part = dataclasses.replace(measured, invalid=invalid, replay=replay, values=values)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
-    Ledger(path).end(part, control=1)
+    Ledger(path).end(part, control_number=1)
     assert dict(read_ledger(path).measured) == {KEY: part}
 
 
@@ -369,7 +369,7 @@ def full_after(path: Path, size_bytes: int) -> Iterator[None]:
 def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path) -> None:
     ledger = Ledger(path)
     ledger.begin(ACCEPTANCE_ALONE)
-    record = ledger.record_round(arm=0, number=0)
+    record = ledger.record_round(arm_number=0, number=0)
     with full_after(path, 100), pytest.raises(SpecregError, match="File too large; make room"):
         record(finished("one"))
     measured = recorded(path)
@@ -514,7 +514,7 @@ def test_sides_that_run_together_stay_together_after_one_has_failed(path: Path) 
     ledger = Ledger(path)
     ledger.begin(*both)
     for arm in (1, 0):
-        ledger.end(measurement, arm=arm)
+        ledger.end(measurement, arm_number=arm)
     assert set(sides_left(path)) == {("A", 2), ("B", 2)}
 
 
