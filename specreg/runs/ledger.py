@@ -57,8 +57,10 @@ _PackageLine = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x
 _MAX_PACKAGES = 10_000
 
 
-_LaunchNumber = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
-"""The number of a launch, from 1. Every run and gate takes fewer launches than the limit."""
+_LaunchNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+"""The number of a launch, from 1. Every run and gate takes fewer launches than the limit.
+
+A line with the number 0 is read as well, and a gate says that it is of another gate."""
 
 
 ArmName = Annotated[str, msgspec.Meta(pattern=r"^(case|A|B|A1|A2)$")]
