@@ -27,9 +27,8 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
 from specreg.runs.ledger import LEDGER
 from specreg.servers.provision import EngineOrigin, parse_origin, released_versions
-from specreg.verdicts.verdict import GOOD, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, WORSE, Outcome, Verdict
 
-_WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
 _UNCLEAR = frozenset({Outcome.INCONCLUSIVE, Outcome.INVALID})
 _MAX_NAMED = 10
 """The most versions that a message names."""
@@ -192,7 +191,7 @@ def state_of(decision: Decision, worse_metrics: frozenset[str] | None) -> Versio
     if worse_metrics is None and decision.answer is GateAnswer.UPGRADE:
         return VersionState.GOOD
     outcomes = {verdict.outcome for verdict in _searched(decision, worse_metrics)}
-    if outcomes & _WORSE:
+    if outcomes & WORSE:
         return VersionState.BAD
     if worse_metrics and outcomes and outcomes <= GOOD:
         return VersionState.GOOD
@@ -242,7 +241,7 @@ def _compare(version: str, search: Search, open_gate: OpenGate) -> ComparedVersi
     state = state_of(decision, search.worse_metrics)
 
     # Only the metrics in which the last version is worse matter for the others.
-    losses = [verdict for verdict in decision.verdicts if verdict.outcome in _WORSE]
+    losses = [verdict for verdict in decision.verdicts if verdict.outcome in WORSE]
     return ComparedVersion(
         state=state,
         reason="; ".join(_reasons(state, decision, search)),
