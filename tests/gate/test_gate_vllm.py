@@ -135,8 +135,12 @@ def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
     )
     assert report.answers[0].subject == "DON'T"
     assert judged(report, PADDED, "throughput_tokens_per_s").outcome == "REGRESSED"
-    lost = judged(report, PADDED, "step_p50_ms")
-    assert lost.comparison.change_frac == pytest.approx(-0.05, abs=0.02)
+    step = judged(report, PADDED, "step_p50_ms").comparison
+    assert step.low_frac is not None
+    assert step.high_frac is not None
+    # Waking up takes up to 2 % more.
+    assert step.low_frac < -0.05
+    assert step.high_frac > -0.07
     assert judged(report, PADDED, "acceptance_length_tokens").outcome == "PASS"
     assert f"{PADDED} is worse because of the cost of a step" in answers(report)
 
