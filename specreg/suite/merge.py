@@ -24,6 +24,7 @@ from specreg.core.timeline import Timeline
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
+from specreg.report.files import record_document
 from specreg.runs.ledger import LEDGER, Ledger
 from specreg.runs.plan import NightStep, next_step
 from specreg.suite.configure import load_cases
@@ -31,7 +32,7 @@ from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.merged_shards import MergedShards
 from specreg.suite.night import judge_of, night_goal
 from specreg.suite.options import Options
-from specreg.suite.plan import COPIED, RunPlan, cases_sha256
+from specreg.suite.plan import COPIED, PLAN, RunPlan, cases_sha256
 from specreg.suite.run import Run
 from specreg.suite.selection import Selection, covers_tier
 from specreg.suite.shard_runs import ShardRun, has_plan, load_shard, with_ledger
@@ -97,11 +98,13 @@ def merge_shards(
         while isinstance(step := next_step(ledger, left), NightStep):
             ledger.add(merged.why_missing(step))
 
-    # Copy logs and ledgers to the folder of the merged run.
+    # Copy logs and ledgers to the folder of the merged run, and write its plan.
     _copy_files(shards, context.run_folder)
-    for shard in shards:
-        if shard.folder != context.run_folder:
-            ledger.take(shard.folder / LEDGER)
+    others = [shard for shard in shards if shard.folder != context.run_folder]
+    for shard in others:
+        ledger.take(shard.folder / LEDGER)
+    if others:
+        record_document(context.run_folder / PLAN, merged.whole_plan(context, selection))
 
     run = Run(
         context=context,

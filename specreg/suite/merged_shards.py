@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from specreg.core.errors import SpecregError
 from specreg.core.reasons import Reason
 from specreg.core.timeline import RunTime
@@ -12,7 +14,9 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import served_models
 from specreg.runs.ledger import LEDGER, FailedLaunch, Ledger, LedgerEntry, MeasuredLaunch
 from specreg.runs.plan import NightStep
+from specreg.suite.context import RunContext
 from specreg.suite.plan import RunPlan
+from specreg.suite.selection import Selection
 from specreg.suite.shard_runs import MeasuredShard
 from specreg.verdicts.verdict import Verdict
 
@@ -38,7 +42,7 @@ class MergedShards:
         """Return the identity of the machine that measured a case; empty if unknown."""
         for shard in self.shards:
             if any(case_id == measured_id for measured_id, _ in shard.measured):
-                return shard.plan.machine
+                return shard.plan.machines.get(case_id, shard.plan.machine)
         return ""
 
     @property
@@ -59,6 +63,30 @@ class MergedShards:
                 if case_report.case_id == case.id and case_report.torch_version:
                     return case_report.torch_version
         return ""
+
+    def whole_plan(self, context: RunContext, selection: Selection) -> RunPlan:
+        """Return the plan of the merged run, by which it can be judged anew.
+
+        Args:
+            context: the merged run.
+            selection: what the tests of all shards needed.
+        """
+        machines = {case_id: self.machine_of(case_id) for case_id in selection.names}
+        return msgspec.structs.replace(
+            self.plan,
+            run=context.name,
+            began_at=context.clock.began_at.replace(microsecond=0),
+            machines={
+                case_id: machine
+                for case_id, machine in machines.items()
+                if machine != self.plan.machine
+            },
+            shard_number=0,
+            shards_in_all=0,
+            shards=(),
+            names={case_id: tuple(sorted(names)) for case_id, names in selection.names.items()},
+            skipped=dict(selection.skipped),
+        )
 
     def fill(self, ledger: Ledger, cases: Sequence[Case], root: Path) -> None:
         """Add what the shards measured and checked to a ledger, whose file gets their lines too.

@@ -56,6 +56,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         run: the name of the run.
         began_at: when the run began.
         machine: the identity of the machine; empty if unknown.
+        machines: the machine of each case that another one measured, in a merged run, by case id.
         commit: the commit of the repository.
         tier: the name of the tier.
         cases_sha256: the checksum of all settings of the tier's cases.
@@ -80,6 +81,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     run: Name
     began_at: Annotated[dt.datetime, msgspec.Meta(tz=True)]
     machine: _Word = ""
+    machines: dict[CaseId, _Word] = {}
     commit: _Word
     tier: Name
     cases_sha256: _Word = msgspec.field(name="matrix_sha256")
