@@ -571,7 +571,7 @@ GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def is_speed(name: str) -> bool:
-    """Return whether a name is that of a speed, and not of another metric or of a check."""
+    """Return whether a metric or a check is a speed, given its name."""
     metric = METRICS.get(name)
     return metric is not None and metric.quantity == "speed"
 

@@ -928,7 +928,8 @@ def check_has_no_old_ledger(folder: Path, remedy: str) -> None:
     Raises:
         UnsupportedError: it has one.
     """
-    for path in folder.rglob("*.jsonl"):
+    # The workers of a run have folders of their own.
+    for path in (*folder.glob("*.jsonl"), *folder.glob("shards/*/*.jsonl")):
         if path.name in _OLD_LEDGERS:
             problem = "was written by an earlier version of specreg, which this one can't read"
             raise UnsupportedError(f"'{path}': {problem}; {remedy}")

@@ -25,6 +25,7 @@ def differing(suite: Suite, folder: Path | None = None) -> list[object]:
     run, _ = judge_again(ROOT, options, folder, {}, frozenset())
     now = {(one.case_id, one.metric): one for one in run.result().verdicts}
     then = {(one.case_id, one.metric): one for one in decided(folder).verdicts}
+    assert then
     assert now.keys() == then.keys()
     return [(then[key], now[key]) for key in then if then[key] != now[key]]
 

@@ -32,6 +32,7 @@ from specreg.runs.ledger import (
     Key,
     Ledger,
     MeasuredLaunch,
+    check_has_no_old_ledger,
     last_run,
     read_ledger,
 )
@@ -427,6 +428,12 @@ def test_a_run_of_an_earlier_version_is_not_continued(tmp_path: Path) -> None:
     words = r"journal.jsonl': was written by an earlier version .*; run without --specreg-resume"
     with pytest.raises(UnsupportedError, match=words):
         last_run(tmp_path)
+
+
+def test_an_old_run_further_below_a_folder_is_no_obstacle(tmp_path: Path) -> None:
+    """A gate may be told to write to a folder that has runs in it."""
+    write(tmp_path / "runs" / "old", at_s=1000.0, name="journal.jsonl")
+    check_has_no_old_ledger(tmp_path, remedy="")
 
 
 def test_a_run_that_measured_nothing_does_not_hand_over_an_older_one(tmp_path: Path) -> None:
