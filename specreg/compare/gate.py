@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,7 @@ import msgspec
 
 from specreg.compare.answers import check_saved
 from specreg.compare.execute import GateExecutor, KeyOf, blaming
+from specreg.compare.folders import check_owner, folder_of, open_ledger
 from specreg.compare.judging import Decision, Rules, last_number
 from specreg.compare.options import MAX_GATE_LAUNCHES, GateOptions, parse_tolerances
 from specreg.compare.pairs import (
@@ -31,14 +32,12 @@ from specreg.compare.pairs import (
 )
 from specreg.compare.plan import GateGoal, GateStep, has_time, next_step, slots_of
 from specreg.compare.progress import render_progress
-from specreg.core.errors import DatasetError, EnvironmentSetupError, SpecregError, UnsupportedError
-from specreg.core.files import cause_of
-from specreg.core.received import received_files
+from specreg.core.errors import DatasetError, EnvironmentSetupError, UnsupportedError
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import served_models
 from specreg.matrix.prompts import check_contexts, check_drafts, files_sha256, load_case_prompts
 from specreg.measurement.metrics import GATE_METRICS
-from specreg.runs.ledger import LEDGER, Checked, Key, Ledger, check_has_no_old_ledger
+from specreg.runs.ledger import Checked, Key, Ledger
 from specreg.servers.handle import Servers
 from specreg.servers.installer import packages_sha256
 from specreg.servers.launcher import ServerLauncher
@@ -170,7 +169,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
             used.
     """
     # Choose the pairs, check that their models and prompts are there, and install both sides.
-    folder = _folder_of(options)
+    folder = folder_of("gate", options)
     on_gpu = tier.needs_gpus > 0
     origins = (parse_origin(options.a), parse_origin(options.b))
     pairs = _chosen_pairs(options, tier, origins)
@@ -202,7 +201,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         )
 
     # Continue with what an interrupted gate has measured.
-    ledger = _open_ledger(folder, options)
+    ledger = open_ledger("gate", folder, resume=options.resume)
     take_over_gate(ledger, pairs, key_of, options)
     launchers: dict[str, ServerLauncher] = {
         side: ServerLauncher(
@@ -232,20 +231,6 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
             root=options.root, servers=servers, ledger=ledger, options=options, key_of=key_of
         ),
     )
-
-
-def _folder_of(options: GateOptions) -> Path:
-    """Return the folder of a gate.
-
-    Raises:
-        UnsupportedError: the gate is resumed, and there is none in the folder.
-    """
-    if options.resume and (options.out is None or not options.out.is_dir()):
-        problem = "needs the folder of a gate"
-        if options.out is not None:
-            problem = f"there is no gate in '{options.out}'"
-        raise UnsupportedError(f"--resume: {problem}; name the folder with --out")
-    return options.folder_in("gates")
 
 
 def _chosen_pairs(
@@ -281,31 +266,6 @@ def _most_launches(options: GateOptions, ledger: Ledger) -> int:
     return max(begun, options.launches)
 
 
-def _open_ledger(folder: Path, options: GateOptions) -> Ledger:
-    """Return the ledger of a gate, which no other process uses.
-
-    Raises:
-        SpecregError: the folder has one already, and the gate isn't resumed.
-        UnsupportedError: the folder has the record of an earlier version of specreg.
-    """
-    ledger = Ledger(folder / LEDGER)
-    check_has_no_old_ledger(folder, remedy="name another --out")
-
-    # `exists` is False for a link that leads nowhere, but the ledger would be written behind it.
-    has_ledger = os.path.lexists(ledger.path)
-    if has_ledger and options.resume:
-        _check_resumed_folder(folder)
-    ledger.hold()
-    if has_ledger and not options.resume:
-        message = (
-            f"'{ledger.path}': holds a gate already; add --resume to continue it, or name another"
-            " --out"
-        )
-        raise SpecregError(message)
-
-    return ledger
-
-
 def take_over_gate(
     ledger: Ledger, pairs: Sequence[Pair], key_of: KeyOf, options: GateOptions
 ) -> None:
@@ -326,7 +286,7 @@ def take_over_gate(
 
     # The keys have the number 0 here, because a pair may have launches of any number.
     pairs_by_key = {key_of(pair, side, 0): pair for pair, side in itertools.product(pairs, Side)}
-    _check_owner(ledger, pairs_by_key.keys())
+    check_owner("gate", ledger, pairs_by_key.keys(), MAX_GATE_LAUNCHES)
 
     def fits(line: Checked) -> bool:
         """Return whether the answers of a line fit their pair."""
@@ -343,55 +303,12 @@ def take_over_gate(
     ledger.take_over(fits=fits)
 
 
-def _check_owner(ledger: Ledger, keys: Collection[Key]) -> None:
-    """Check that a ledger was written by a gate of these keys, whose launches have the number 0.
-
-    Raises:
-        UnsupportedError: it was written by another gate, a run or a soak.
-    """
-    recorded = ledger.recorded
-    arms = {key.arm for key in recorded.begun} | {line.arm for line in recorded.failed}
-    owner = ""
-    if recorded.segments:
-        owner = "a soak"
-    elif "case" in arms:
-        owner = "a run"
-
-    if owner:
-        message = f"'{ledger.path}': is of {owner}, needed that of a gate; name another --out"
-        raise UnsupportedError(message)
-    for key in (*recorded.begun, *recorded.keys):
-        is_ours = msgspec.structs.replace(key, launch=0) in keys
-        if not is_ours or not 1 <= key.launch <= MAX_GATE_LAUNCHES:
-            message = (
-                f"'{ledger.path}': is of another gate; name the same sides, cases and options as"
-                " that gate had, or another --out"
-            )
-            raise UnsupportedError(message)
-
-
 def _within_s(options: GateOptions, *, on_gpu: bool) -> float:
     """Return how long all launches of a gate may take, in seconds."""
     minutes = options.minutes
     if minutes is None:
         minutes = math.inf if on_gpu else _MINUTES_WITHOUT_GPU
     return 60 * minutes
-
-
-def _check_resumed_folder(folder: Path) -> None:
-    """Check that the folder of a resumed gate holds only folders and regular files.
-
-    It may come from another machine. The gate would write its logs behind a link, and wait forever
-    for a FIFO.
-
-    Raises:
-        UnsupportedError: it holds something else, or too much.
-    """
-    try:
-        received_files(folder)
-    except OSError as error:
-        message = f"--resume: the gate in '{folder}': {cause_of(error)}"
-        raise UnsupportedError(f"{message}; remove that, or name another --out") from error
 
 
 def _check_models_and_prompts(root: Path, pairs: Sequence[Pair]) -> None:

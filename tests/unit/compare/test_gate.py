@@ -185,7 +185,7 @@ def test_what_another_gate_left_is_not_continued(here: GateOptions) -> None:
     measured(opened(here), Side.A, 1)
     with pytest.raises(SpecregError, match="holds a gate already; add --resume"):
         opened(here)
-    with pytest.raises(UnsupportedError, match="is of another gate; name the same sides"):
+    with pytest.raises(UnsupportedError, match="is of another gate; name the same engines"):
         opened(dataclasses.replace(here, resume=True, prompts=4))
     with pytest.raises(UnsupportedError, match="is of another gate"):
         opened(dataclasses.replace(here, resume=True, least_s=1.0))
