@@ -170,5 +170,9 @@ def soak(options: SoakOptions) -> int:
             screen = screen_here()
             view = view_of_soak(running_soak, verdicts, screen)
             say(render_view(view, screen), styled=screen.color)
+        if not running_soak.is_finished:
+            folder = running_soak.ledger.path.parent
+            resume_options = shlex.join(("--resume", "--out", str(folder)))
+            say(f"to continue, type the same command with {resume_options}")
 
     return exit_status(verdicts)

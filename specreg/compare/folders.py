@@ -11,7 +11,7 @@ from specreg.compare.options import GateOptions, SoakOptions
 from specreg.core.errors import UnsupportedError
 from specreg.core.files import cause_of
 from specreg.core.received import received_files
-from specreg.runs.ledger import LEDGER, Key, Ledger, check_has_no_old_ledger
+from specreg.runs.ledger import LEDGER, LOCK, Key, Ledger, check_has_no_old_ledger
 
 Kind = Literal["gate", "soak"]
 SOAK_PURPOSE = "soak"
@@ -22,14 +22,20 @@ def folder_of(kind: Kind, options: GateOptions | SoakOptions) -> Path:
     """Return the folder of a gate or a soak.
 
     Raises:
-        UnsupportedError: it is resumed, and there is no folder.
+        UnsupportedError: it is resumed, and there is none in the folder, or only the record of an
+            earlier version of specreg.
     """
-    if options.resume and (options.out is None or not options.out.is_dir()):
-        problem = f"needs the folder of a {kind}"
-        if options.out is not None:
-            problem = f"there is no {kind} in '{options.out}'"
-        raise UnsupportedError(f"--resume: {problem}; name the folder with --out")
-    return options.folder_in(f"{kind}s")
+    folder = options.folder_in(f"{kind}s")
+    check_has_no_old_ledger(folder, remedy="name another --out")
+    if options.resume:
+        problem = f"there is no {kind} in '{options.out}'"
+        if options.out is None:
+            problem = f"needs the folder of a {kind}"
+        # One that was cut off before its first line has a lock alone.
+        if not any(os.path.lexists(folder / name) for name in (LEDGER, LOCK)):
+            raise UnsupportedError(f"--resume: {problem}; name the folder with --out")
+
+    return folder
 
 
 def open_ledger(kind: Kind, folder: Path, *, resume: bool) -> Ledger:
@@ -37,18 +43,16 @@ def open_ledger(kind: Kind, folder: Path, *, resume: bool) -> Ledger:
 
     Raises:
         SpecregError: another process has locked the folder, or it can't be written.
-        UnsupportedError: the folder has a ledger already and isn't resumed, or it has the record of
-            an earlier version of specreg.
+        UnsupportedError: the folder has a ledger already and isn't resumed, or it is resumed and
+            has something else than folders and regular files.
     """
     ledger = Ledger(folder / LEDGER)
-    check_has_no_old_ledger(folder, remedy="name another --out")
-
-    # `exists` is False for a link that leads nowhere, but the ledger would be written behind it.
-    has_ledger = os.path.lexists(ledger.path)
-    if has_ledger and resume:
+    if resume:
         _check_resumed_folder(kind, folder)
     ledger.hold()
-    if has_ledger and not resume:
+
+    # `exists` is False for a link that leads nowhere, but the ledger would be written behind it.
+    if os.path.lexists(ledger.path) and not resume:
         raise UnsupportedError(
             f"'{ledger.path}': holds a {kind} already; add --resume to continue it, or name another"
             " --out"
@@ -84,14 +88,11 @@ def check_owner(kind: Kind, ledger: Ledger, keys: Collection[Key], most_launches
     for key in all_keys:
         is_ours = msgspec.structs.replace(key, launch=0) in keys
         if not is_ours or not 1 <= key.launch <= most_launches:
-            raise of_another(kind, ledger)
-
-
-def of_another(kind: Kind, ledger: Ledger) -> UnsupportedError:
-    """Return the error that a ledger was written by another gate or soak."""
-    message = f"'{ledger.path}': is of another {kind}"
-    remedy = f"name the same engines, cases and options as that {kind} had, or another --out"
-    return UnsupportedError(f"{message}; {remedy}")
+            message = (
+                f"'{ledger.path}': is of another {kind}; name the same engines, cases and options"
+                f" as that {kind} had, or another --out"
+            )
+            raise UnsupportedError(message)
 
 
 def _check_resumed_folder(kind: Kind, folder: Path) -> None:

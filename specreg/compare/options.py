@@ -176,6 +176,7 @@ class SoakOptions(ServerOptions):
             max=1,
         ),
     ] = None
+    resume: Annotated[bool, Option("--resume", help="continue the soak in --out")] = False
 
 
 def parse_tolerances(texts: Iterable[str], metrics: Mapping[str, Metric]) -> dict[str, float]:

@@ -1,18 +1,26 @@
 """A soak: keep one server under load for a long time, and judge how its figures drift."""
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+import msgspec
+
+from specreg.compare.folders import SOAK_PURPOSE, check_owner, folder_of, open_ledger
 from specreg.compare.options import SoakOptions
 from specreg.compare.steadiness import SoakGoal, news_of, next_segment, passed_s, verdicts_of
 from specreg.core.counted import counted
-from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.core.errors import (
+    InvalidMeasurementError,
+    ServerDiedError,
+    SpecregError,
+    UnsupportedError,
+)
 from specreg.core.families import Family
 from specreg.matrix.case import Case, Tier
-from specreg.matrix.prompts import check_contexts, check_drafts, load_case_prompts
+from specreg.matrix.prompts import check_contexts, check_drafts, files_sha256, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, Plan, Workload, batch_size_of
@@ -23,25 +31,28 @@ from specreg.report.remarks import workload_remarks
 from specreg.report.screen import LOG, Screen
 from specreg.report.terminal import render_verdicts
 from specreg.runs.execute import Executor
-from specreg.runs.ledger import LEDGER, Ledger, Segment, check_has_no_old_ledger
+from specreg.runs.ledger import MAX_LAUNCHES, FailedLaunch, Key, Ledger, Segment
 from specreg.servers.handle import Servers
+from specreg.servers.installer import packages_sha256
 from specreg.servers.launch import Launch
 from specreg.servers.launcher import ServerLauncher
 from specreg.servers.provision import parse_origin, provision_side
 from specreg.servers.server import Server
 from specreg.telemetry.devices import held_bytes
-from specreg.telemetry.identity import find_gpus
+from specreg.telemetry.identity import current_environment, find_gpus
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 _BATCHES = 4
 """How many batches of prompts a segment has by default, see `batch_size_of`."""
+_LEAST_APART_S = 0.001
+"""No two segments of a launch are as close to each other as this, in seconds."""
 _NS_PER_S = 10**9
 _NS_PER_MS = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soak:
-    """A soak that is ready to start.
+    """A soak that is ready to start or to be resumed.
 
     Attributes:
         options: the options of the command.
@@ -59,12 +70,17 @@ class Soak:
         return self.executor.ledger
 
     @property
+    def is_finished(self) -> bool:
+        """Whether its time is over, or its server failed. False if it was interrupted."""
+        return next_segment(self.ledger, self.goal) is None
+
+    @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts on the segments so far, as at the end of the soak."""
         return verdicts_of(self.ledger.segments, self.goal)
 
     def run(self) -> None:
-        """Start the server, and measure segment after segment until the time is over.
+        """Start a server, and measure segment after segment until the time is over.
 
         Raises:
             SpecregError: the case can't be measured, or no longer. The segments so far remain.
@@ -73,6 +89,10 @@ class Soak:
             self.executor.take_steps(
                 lambda: next_segment(self.ledger, self.goal), lambda _: self.show_news()
             )
+        except SpecregError as error:
+            if self.executor.is_under_load:
+                self.ledger.extend([self.executor.failure(error)])
+            raise
         finally:
             self.executor.servers.stop()
             self.ledger.close()
@@ -90,39 +110,59 @@ class SoakExecutor(Executor[int]):
     Attributes:
         goal: what the soak wants to know.
         options: the options of the command.
-        _started_ns: when the first segment began.
+        key: the key of this process's launch of the server.
+        _started_ns: when the first segment of the launch began; 0 before.
     """
 
     goal: SoakGoal
     options: SoakOptions
+    key: Key
     _started_ns: int = 0
 
+    @property
+    def is_under_load(self) -> bool:
+        """Whether the launch has a segment."""
+        return bool(self._started_ns)
+
+    def failure(self, error: SpecregError) -> FailedLaunch:
+        """Return that the server failed under load, which ends the soak."""
+        return FailedLaunch(
+            case_id=self.key.case_id,
+            number=self.key.launch,
+            reason=error.reason,
+            server_died=isinstance(error, ServerDiedError),
+            error=error,
+        )
+
     def execute(self, step: int) -> Iterator[Segment]:
-        """Measure a segment, and start the server before the first one.
+        """Measure a segment, and start the server before the first one of this process.
 
         Raises:
             SpecregError: the case can't be measured, or no longer.
         """
         case = self.goal.case
-        server = self.servers.handle(Launch(spec=case.server, number=1)).server
+        is_first = not self.is_under_load
+        if is_first:
+            self.ledger.begin(self.key)
+        server = self.servers.handle(Launch(spec=case.server, number=self.key.launch)).server
 
         # A segment has a number of prompts instead of a duration, and begins with the full load.
         load = dataclasses.replace(case.load, duration_s=None, ramp_up_s=0.0)
 
         # Only the first segment needs a warm-up.
-        arm = Arm(case=dataclasses.replace(case, load=load), server=server, warm=step > 1)
+        arm = Arm(case=dataclasses.replace(case, load=load), server=server, warm=not is_first)
 
         # A segment has a single round, and its acceptance is needed only as a sum.
         plan = Plan(show=lambda _: None, parts=1, counts_apart=False)
         workload = self._workload()
-        if step == 1:
+        if is_first:
             segment_size = counted(len(workload.prompts), "prompt")
             self.options.show(f"{case.id}: {segment_size} in each segment")
         (measurement,) = self.measure_arms([arm], workload, plan)
         replay = _valid_replay(measurement)
-        if step == 1:
+        if is_first:
             self._started_ns = replay.rounds[0].started_ns
-            for remark in workload_remarks(figures_of(measurement, launch=1)):
+            for remark in workload_remarks(figures_of(measurement, self.key.launch)):
                 self.options.show(remark)
 
         yield self._segment(step, measurement, replay, server)
@@ -131,8 +171,7 @@ class SoakExecutor(Executor[int]):
         """Return the prompts of a segment."""
         case = self.goal.case
         prompts = load_case_prompts(self.root, case)
-        usual_prompts = min(_BATCHES * batch_size_of(case), case.request.prompts)
-        segment_prompts = self.options.prompts or usual_prompts
+        segment_prompts = _prompts_of_segment(self.options, case)
         return Workload(prompts=prompts[:segment_prompts], warm_up=prompts)
 
     def _segment(
@@ -159,6 +198,7 @@ class SoakExecutor(Executor[int]):
         duration_ns = segment_round.ended_ns - segment_round.started_ns
         return Segment(
             number=number,
+            launch=self.key.launch,
             at_s=(middle_ns - self._started_ns) / _NS_PER_S,
             lasted_s=duration_ns / _NS_PER_S,
             requests=len(segment_round.traces),
@@ -168,6 +208,11 @@ class SoakExecutor(Executor[int]):
             memory_bytes=server.memory_bytes(),
             gpu_memory_bytes=gpu_memory_bytes,
         )
+
+
+def _prompts_of_segment(options: SoakOptions, case: Case) -> int:
+    """Return how many prompts a segment replays at most."""
+    return options.prompts or min(_BATCHES * batch_size_of(case), case.request.prompts)
 
 
 def _valid_replay(measurement: Measurement) -> Replay:
@@ -189,18 +234,32 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     """Return a soak of the named case, or of the first case that speculates and fits the machine.
 
     Raises:
-        UnsupportedError: the folder contains a soak already, no case fits, or the engine can't run
-            the case.
-        SensorError: the GPUs can't be used.
-        UnknownNameError: the tier has no such case.
+        SpecregError: the folder can't be used, no case fits, or the engine can't run the case.
     """
+    # Check everything that needs no engine, before the engine is installed.
+    folder = folder_of("soak", options)
     case = _chosen_case(options, tier)
     on_gpu = tier.needs_gpus > 0
-    ledger = _new_ledger(options.folder_in("soaks"))
+    ledger = open_ledger("soak", folder, resume=options.resume)
     engine_origin = parse_origin(options.engine or case.server.engine)
     source = provision_side(engine_origin, [case], on_gpu=on_gpu, show=options.show)
     check_drafts(options.root, [case])
     check_contexts(options.root, [case])
+
+    environment = current_environment(gpus=tier.gpus_used(find_gpus().memory_gib))
+    prompts = counted(_prompts_of_segment(options, case), "prompt")
+    key = Key(
+        case=case.key,
+        case_id=case.id,
+        launch=0,
+        purpose=f"{SOAK_PURPOSE} of {options.minutes} min, {prompts}",
+        environment=environment.name,
+        engine=source.install(case),
+        files_sha256=files_sha256(options.root, case),
+        packages_sha256=packages_sha256(source.packages(case.server)),
+    )
+    take_over_soak(ledger, key)
+    launches_so_far = max((begun.launch for begun in ledger.recorded.begun), default=0)
     goal = SoakGoal(
         case=case, on_gpu=on_gpu, minutes=options.minutes, tolerance_frac=options.tolerance_frac
     )
@@ -209,31 +268,49 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     )
     executor = SoakExecutor(
         root=options.root,
-        servers=Servers(launcher=launcher, logs=ledger.path.parent / "logs"),
+        servers=Servers(launcher=launcher, logs=folder / "logs"),
         ledger=ledger,
         goal=goal,
         options=options,
+        key=msgspec.structs.replace(key, launch=launches_so_far + 1),
     )
     return Soak(options=options, goal=goal, executor=executor)
 
 
-def _new_ledger(folder: Path) -> Ledger:
-    """Return the ledger of a soak, which no other process uses.
+def take_over_soak(ledger: Ledger, key: Key) -> None:
+    """Take over the segments of an interrupted soak.
 
-    A soak is about one server, so it can't be continued with another.
+    The ledger may come from another machine.
+
+    Args:
+        ledger: the ledger, whose file needn't exist.
+        key: the key of the soak, with the number 0.
 
     Raises:
-        SpecregError: another process has locked the folder, or the folder can't be written.
-        UnsupportedError: the folder contains a soak already.
+        UnsupportedError: the folder belongs to another soak, a run or a gate.
+        SpecregError: the ledger can't be read.
     """
-    check_has_no_old_ledger(folder, remedy="name another --out")
-    ledger = Ledger(folder / LEDGER)
-    ledger.hold()
+    ledger.read([ledger.path])
+    check_owner("soak", ledger, {key}, MAX_LAUNCHES)
+    segments = ledger.recorded.segments
+    known_launches = {begun.launch for begun in ledger.recorded.begun}
+    problem = ""
+    for failure in ledger.recorded.failed:
+        problem = f"server {failure.launch} failed, which ended the soak: {failure.text}"
+    if not {segment.launch for segment in segments} <= known_launches:
+        problem = "has segments, and nothing says of which soak, as in one of an earlier version"
+    for number, segment in enumerate(segments, start=1):
+        if segment.number != number:
+            problem = f"has segment {segment.number} where {number} is needed"
 
-    # `exists` is False for a link that leads nowhere, but the segments would be written behind it.
-    if os.path.lexists(ledger.path):
-        raise UnsupportedError(f"--out '{folder}': holds a soak already; name another folder")
-    return ledger
+    # A drift is a change per hour, so segments of one moment would have an infinite one.
+    for earlier, later in itertools.pairwise(segments):
+        if (earlier.launch, earlier.at_s + _LEAST_APART_S) > (later.launch, later.at_s):
+            problem = f"segment {later.number} isn't later than segment {earlier.number}"
+    if problem:
+        raise UnsupportedError(f"'{ledger.path}': {problem}; name another --out")
+
+    ledger.take_over()
 
 
 def _chosen_case(options: SoakOptions, tier: Tier) -> Case:
@@ -266,7 +343,7 @@ def _chosen_case(options: SoakOptions, tier: Tier) -> Case:
 def view_of_soak(soak: Soak, verdicts: Sequence[Verdict], screen: Screen = LOG) -> Parts:
     """Return the answer of a soak, what it measured, its verdicts, and their reasons.
 
-    The last eighth of the segments is compared with the first.
+    The last eighth of the segments of a launch is compared with the first.
     """
     reasons = [
         f"{verdict.metric}: {verdict.explanation}"
@@ -275,9 +352,13 @@ def view_of_soak(soak: Soak, verdicts: Sequence[Verdict], screen: Screen = LOG) 
     ]
     segments = soak.ledger.segments
     measured = f"{counted(len(segments), 'segment')} in {passed_s(segments) / 60:.1f} min"
+    compared = "the last ones against the first"
+    servers = len({segment.launch for segment in segments})
+    if servers > 1:
+        measured = f"{measured} on {servers} servers, each judged by itself"
     return (
         _answer_of(soak.goal.case, verdicts),
-        Text(f"{measured}, the last ones against the first; changes are per hour"),
+        Text(f"{measured}, {compared}; changes are per hour"),
         Output(render_verdicts(verdicts, screen, columns=("last", "first"))),
         *map(Text, reasons),
         Text(f"segments: {soak.ledger.path}"),

@@ -1,11 +1,15 @@
 """Decide what a soak measures next, and judge how its figures drift, by its segments alone.
 
 A soak is judged several times. A figure that raises an alarm keeps the verdict of its first alarm.
+A resumed soak has several launches of the server, and each is judged by itself, because memory and
+caches begin anew.
 """
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from specreg.compare.drift import (
@@ -38,6 +42,8 @@ FORECAST_SEGMENTS = 20
 """After this many segments the soak forecasts which drift it will be able to find."""
 _MEMORY_TOLERANCE_FRAC = 0.05
 """The growth of memory per hour that is tolerated."""
+_LEAST_ABOVE_ORIGIN = 1e-9
+"""A figure that is no further above its zero point is nothing that could be lost."""
 _AGAINST = "the first segments"
 _S_PER_H = 3600.0
 
@@ -143,17 +149,37 @@ class SoakGoal:
 
 
 def next_segment(ledger: Ledger, goal: SoakGoal) -> int | None:
-    """Return the number of the segment that a soak measures next, from 1; None at its end."""
+    """Return the number of the segment that a soak measures next, from 1; None at its end.
+
+    A server that fails under load ends the soak, too.
+    """
     segments = ledger.segments
-    return len(segments) + 1 if passed_s(segments) < goal.length_s else None
+    if ledger.failures or passed_s(segments) >= goal.length_s:
+        return None
+    return len(segments) + 1
 
 
 def passed_s(segments: Sequence[Segment]) -> float:
-    """Return the time from the start of the first segment to the end of the last, in seconds."""
-    if not segments:
-        return 0.0
-    last = segments[-1]
-    return last.at_s + last.lasted_s / 2
+    """Return how long the server was under load, on all launches together, in seconds."""
+    return max(_times_s(segments), default=0.0)
+
+
+def _times_s(segments: Sequence[Segment]) -> Iterator[float]:
+    """Yield how long the server had been under load at the end of each segment, in seconds."""
+    earlier_s = 0.0
+    for launch in _launches_of(segments):
+        yield from (earlier_s + _end_s(segment) for segment in launch)
+        earlier_s += _end_s(launch[-1])
+
+
+def _end_s(segment: Segment) -> float:
+    """Return the end of a segment, in seconds from the start of its launch's first segment."""
+    return segment.at_s + segment.lasted_s / 2
+
+
+def _launches_of(segments: Sequence[Segment]) -> Sequence[Sequence[Segment]]:
+    """Return the segments of each launch of the server, in order."""
+    return [list(launch) for _, launch in groupby(segments, key=attrgetter("launch"))]
 
 
 def verdicts_of(segments: Sequence[Segment], goal: SoakGoal) -> tuple[Verdict, ...]:
@@ -171,8 +197,9 @@ def news_of(segments: Sequence[Segment], goal: SoakGoal, *, is_over: bool = Fals
         goal: what the soak wants to know.
         is_over: whether the soak is judged for the last time.
     """
-    if len(segments) == FORECAST_SEGMENTS and not is_over:
-        yield from forecast(segments, goal)
+    *_, launch = _launches_of(segments) or [()]
+    if len(launch) == FORECAST_SEGMENTS and not is_over:
+        yield from forecast(launch, goal)
     if is_over:
         known_alarms = _early_alarms(segments, goal)
         verdicts = verdicts_of(segments, goal)
@@ -201,8 +228,8 @@ def _early_alarms(segments: Sequence[Segment], goal: SoakGoal) -> dict[str, Verd
 def _early_looks(segments: Sequence[Segment], goal: SoakGoal) -> Iterator[int]:
     """Yield after how many segments a soak was judged before its end."""
     remaining_looks = list(LOOKS)
-    for count in range(1, len(segments) + 1):
-        share_frac = passed_s(segments[count - 1 : count]) / goal.length_s
+    for count, time_s in enumerate(_times_s(segments), start=1):
+        share_frac = time_s / goal.length_s
         if remaining_looks and remaining_looks[0] <= share_frac < 1:
             remaining_looks.pop(0)
             yield count
@@ -211,25 +238,37 @@ def _early_looks(segments: Sequence[Segment], goal: SoakGoal) -> Iterator[int]:
 def judge_segments(
     segments: Sequence[Segment], goal: SoakGoal, level: float
 ) -> tuple[Verdict, ...]:
-    """Judge each figure by these segments alone.
+    """Judge each figure by these segments alone, and each launch by itself.
 
     Args:
         segments: the segments so far.
         goal: what the soak wants to know.
         level: the probability that any figure of a steady server raises an alarm, 0..1.
+
+    Returns:
+        For each figure the verdict on the launch that raises an alarm, or else on the one that
+        lasted longest.
     """
-    # Any of the figures may raise the alarm, so the level is divided by their number.
-    level_of_figure = level / len(goal.figures)
-    return tuple(_judge(figure, segments, goal, level_of_figure) for figure in goal.figures)
+    longest_first = sorted(_launches_of(segments), key=passed_s, reverse=True) or [()]
+
+    # Any figure on any launch may raise the alarm, so the level is divided by their number.
+    level_of_verdict = level / len(goal.figures) / len(longest_first)
+    figure_verdicts = []
+    for figure in goal.figures:
+        verdicts = [_judge(figure, launch, goal, level_of_verdict) for launch in longest_first]
+        alarms = (verdict for verdict in verdicts if verdict.outcome is Outcome.REGRESSED)
+        figure_verdicts.append(next(alarms, verdicts[0]))
+
+    return tuple(figure_verdicts)
 
 
 def _judge(
     figure: SegmentFigure, segments: Sequence[Segment], goal: SoakGoal, level: float
 ) -> Verdict:
-    """Judge the change of a figure per hour, over the segments after the lead-in.
+    """Judge the change of a figure per hour, over the segments of a launch after the lead-in.
 
     Args:
-        segments: the segments so far.
+        segments: the segments of the launch so far.
         goal: what the soak wants to know.
         level: the probability that the true change is below its interval, which is also the
             probability that it is above the interval.
@@ -258,7 +297,7 @@ def _judge(
 
     # AL is judged as AL - 1, because even a drafter without any use has an AL of 1.
     above_origin = float(means[0]) - figure.origin
-    if above_origin <= 0:
+    if above_origin < _LEAST_ABOVE_ORIGIN:
         reason = Reason.of("nothing_to_lose", value=means[0])
         return dataclasses.replace(undecided, reason=reason)
 
@@ -301,7 +340,12 @@ def _judge(
 
 
 def forecast(segments: Sequence[Segment], goal: SoakGoal) -> Iterator[str]:
-    """Yield a sentence for each figure about the drift that the whole soak can find."""
+    """Yield a sentence for each figure about the drift that the whole soak can find.
+
+    Args:
+        segments: the segments of the only launch, or of the last one, which goes on alone.
+        goal: what the soak wants to know.
+    """
     for figure in goal.figures:
         points = _points(figure, segments, from_s=0.0)
         if len(points) < SEGMENT_PARTS:
@@ -333,7 +377,7 @@ def _sensitivity_of(
     """
     hours, values = zip(*points, strict=True)
     above_origin = float(part_means(values)[0]) - figure.origin
-    if above_origin <= 0:
+    if above_origin < _LEAST_ABOVE_ORIGIN:
         return None
     scale = figure.sign / above_origin
     trend = Trend.of([scale * value for value in values], hours)

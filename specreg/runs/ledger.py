@@ -57,8 +57,10 @@ _PackageLine = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x
 _MAX_PACKAGES = 10_000
 
 
-_LaunchNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
-"""The number of a launch, from 1. Every run and gate takes fewer launches than the limit.
+MAX_LAUNCHES = 10_000
+"""More launches than every run, gate and soak takes."""
+_LaunchNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_LAUNCHES)]
+"""The number of a launch, from 1.
 
 A line with the number 0 is read as well, and a gate says that it is of another gate."""
 
@@ -133,6 +135,9 @@ def _replaced_by(place: Place, ended: set[Place]) -> set[Place]:
     return {place, other_side}
 
 
+_SegmentTime = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_SegmentFigure = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""A figure of a segment, in tokens, milliseconds or bytes."""
 _ArmNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 _Counters = dict[Label, Annotated[float, msgspec.Meta(ge=0)]]
 """How much each further counter of the engine rose in a round."""
@@ -268,7 +273,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 
     Attributes:
         number: the number of the segment, from 1.
-        at_s: the middle of the segment, in seconds from the start of the first segment.
+        launch: the number of the server's launch, from 1. A resumed soak begins another.
+        at_s: the middle of the segment, in seconds from the start of the launch's first segment.
         lasted_s: the duration of the segment, in seconds.
         requests: the number of requests.
         acceptance_length_tokens: the acceptance length (AL).
@@ -279,13 +285,14 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
     """
 
     number: int
-    at_s: float
-    lasted_s: float
+    launch: _LaunchNumber = 1
+    at_s: _SegmentTime
+    lasted_s: _SegmentTime
     requests: int
-    acceptance_length_tokens: float | None = None
-    step_ms: float | None = None
-    memory_bytes: float | None = None
-    gpu_memory_bytes: float | None = None
+    acceptance_length_tokens: _SegmentFigure | None = None
+    step_ms: _SegmentFigure | None = None
+    memory_bytes: _SegmentFigure | None = None
+    gpu_memory_bytes: _SegmentFigure | None = None
 
 
 Line = Launched | Replayed | Measured | Failed | Checked | Segment
@@ -385,7 +392,7 @@ _MAX_LINES = 2_000_000
 _WRITTEN_AT_ONCE_BYTES = _MIB
 _UNREADABLE_LINE = b"null\n"
 _AGAIN = "leave that run out, and run it again"
-_LOCK = "ledger.lock"
+LOCK = "ledger.lock"
 """The name of the lock next to the ledger; the process that writes the ledger holds it."""
 
 
@@ -551,6 +558,8 @@ class Ledger:
                 if checked_key == key and fits(line):
                     self.add(line)
         self._ended |= self.recorded.ended
+        for segment in self.recorded.segments:
+            self.add(segment)
 
     def failures_of(self, case_id: str, number: int, check: str = "") -> Sequence[FailedLaunch]:
         """Return how measuring a case on a launch, or checking it, failed, in order."""
@@ -599,7 +608,7 @@ class Ledger:
             return
         with _map_disk_errors(self.path, "make room or repair its rights"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = new_lock(self.path.with_name(_LOCK))
+            lock = new_lock(self.path.with_name(LOCK))
             try:
                 lock.acquire(blocking=False)
             except filelock.Timeout as error:
@@ -964,7 +973,7 @@ def last_run(runs: Path, part: str = "") -> Path:
         raise SpecregError(f"{message}; remove that folder, or run without it") from error
 
     # A worker may have locked its part of the run, so each ledger below the folder is tried.
-    for lock_path in folder.rglob(_LOCK):
+    for lock_path in folder.rglob(LOCK):
         ledger = Ledger(lock_path.with_name(LEDGER))
         ledger.hold()
         ledger.close()
@@ -982,7 +991,7 @@ def last_run(runs: Path, part: str = "") -> Path:
 def _written_ns(run: Path) -> int:
     """Return when a run's folder was last written to."""
     # Asking whether a run still goes on touches its lock, so locks don't count.
-    paths = (path for path in run.rglob("*") if path.name != _LOCK)
+    paths = (path for path in run.rglob("*") if path.name != LOCK)
     return max(path.lstat().st_mtime_ns for path in (run, *paths))
 
 

@@ -139,8 +139,8 @@ def rows_of(output: str) -> dict[str, str]:
     return {words[0]: words[-1] for words in lines if words and words[-1] in outcomes}
 
 
-def blocks_in(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+def segments_in(path: Path) -> int:
+    return path.read_bytes().count(b'"Segment"') if path.exists() else 0
 
 
 def test_row_23_acceptance_that_falls_slowly(soak: Hurt) -> None:
@@ -156,7 +156,7 @@ def test_row_23_acceptance_that_falls_slowly(soak: Hurt) -> None:
         r"^acceptance_length_tokens: worse by (\d+\.\d)% in an hour", output, re.MULTILINE
     )
     assert warning, output
-    # Relative to the first judged blocks, before which the server had lived some seconds.
+    # Relative to the first judged segments, before which the server had lived some seconds.
     assert fall_frac * 3600 * 0.9 < float(warning[1]) / 100 < 1.5 * fall_frac * 3600
     alarm = re.search(
         r"^after (\d+\.\d) min: acceptance_length_tokens: worse", output, re.MULTILINE
@@ -203,32 +203,54 @@ def test_row_23_a_steady_server_raises_no_alarm(soak: Hurt) -> None:
 def test_row_23_ctrl_c_keeps_what_was_soaked(soak: Hurt) -> None:
     path = soak.soaked / "ledger.jsonl"
     with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
-        wait_until(lambda: blocks_in(path) > 12)
+        wait_until(lambda: segments_in(path) > 12)
         soaking.send_signal(signal.SIGINT)
         output, _ = soaking.communicate(timeout=60)
     assert soaking.returncode == 130, output
     assert "acceptance_length_tokens" in rows_of(output)
-    assert f"{blocks_in(path)} segments in " in output
+    assert f"{segments_in(path)} segments in " in output
     assert f"segments: {path}\n" in output
+    assert f"with --resume --out {soak.soaked}\n" in output
 
 
-def test_row_23_a_soak_that_is_killed_keeps_what_was_soaked(soak: Hurt) -> None:
+def test_row_23_a_soak_that_is_killed_goes_on_with_another_server(soak: Hurt) -> None:
     path = soak.soaked / "ledger.jsonl"
-    with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
-        wait_until(lambda: blocks_in(path) > 1)
-        assert blocks_in(path) < 10, "each block is there as it ends"
-        wait_until(lambda: blocks_in(path) > 4)
+    arguments = (f"--minutes={SOAK_MIN}", "--prompts=2", FINE)
+    with soak.start_soak(*arguments) as soaking:
+        wait_until(lambda: segments_in(path) > 1)
+        assert segments_in(path) < 10, "each segment is there as it ends"
+        wait_until(lambda: segments_in(path) > 4)
         soaking.kill()
         assert wait_until(lambda: soak.left() == []) < 5
-    assert blocks_in(path) >= 3
+    before = path.read_bytes()
+    logs_before = sorted((soak.soaked / "logs").iterdir())
+    assert segments_in(path) >= 3
+
+    with soak.start_soak(*arguments, "--resume") as soaking:
+        output, _ = soaking.communicate(timeout=120)
+
+    after = path.read_bytes()
+    assert after.startswith(before)
+    assert after.count(b'"launch":2') >= 8
+    assert f"{segments_in(path)} segments in " in output
+    assert " min on 2 servers, each judged by itself, the last ones against the first; " in output
+    assert rows_of(output)["acceptance_length-1"] == "PASS", output
+    assert set(logs_before) < set((soak.soaked / "logs").iterdir())
 
 
 def test_row_23_a_server_that_goes_away(soak: Hurt) -> None:
     path = soak.soaked / "ledger.jsonl"
     with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
-        wait_until(lambda: blocks_in(path) > 4)
+        wait_until(lambda: segments_in(path) > 4)
         soak.server().kill()
         output, _ = soaking.communicate(timeout=60)
     assert soaking.returncode == 10, output
     assert "ended with status -9" in output
     assert f"segments: {path}\n" in output
+    assert "--resume" not in output
+
+    # A server that isn't there any more is what the soak found.
+    with soak.start_soak("--minutes=10", "--prompts=2", "--resume") as soaking:
+        output, _ = soaking.communicate(timeout=60)
+    assert soaking.returncode == 10, output
+    assert "server 1 failed, which ended the soak: " in output

@@ -1,7 +1,4 @@
-"""A gate's folder with something wrong in it is resumed and reported in words, or validly.
-
-The folder of a soak has no case here: nothing reads what a soak has written.
-"""
+"""A gate's folder with something wrong in it is resumed and reported in words, or validly."""
 
 import dataclasses
 import functools

@@ -1,8 +1,10 @@
 """A soak: what is said of segments whose drift is known."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,11 +32,11 @@ from specreg.compare.steadiness import (
     passed_s,
     verdicts_of,
 )
-from specreg.core.errors import SpecregError, UnsupportedError
+from specreg.core.errors import ServerDiedError, SpecregError, UnsupportedError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
 from specreg.report.terminal import render_view
-from specreg.runs.ledger import LEDGER, Ledger, Segment
+from specreg.runs.ledger import LEDGER, Failed, Ledger, Segment
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
@@ -120,10 +122,82 @@ def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
     assert alarms <= 2 * ALARM_LEVEL * SOAKS, alarms
 
 
-def alarms_of(lengths: Values, steps_ms: Values) -> list[str]:
+def alarms_of(lengths: Values, steps_ms: Values, *, cut_after: Sequence[int] = ()) -> list[str]:
     """The figures that raised an alarm in a soak of such segments."""
-    verdicts = verdicts_of(segments_of(lengths, steps_ms), goal(0.0))
+    segments = segments_of(lengths, steps_ms)
+    verdicts = verdicts_of(resumed(segments, cut_after), goal(0.0))
     return [verdict.metric for verdict in verdicts if verdict.outcome is Outcome.REGRESSED]
+
+
+def resumed(segments: Sequence[Segment], cut_after: Sequence[int]) -> list[Segment]:
+    """The segments as those of a soak that was killed after so many of them, and resumed."""
+    parted = []
+    for segment in segments:
+        cuts = [cut for cut in cut_after if cut < segment.number]
+        began_s = max(cuts, default=0) * segment.lasted_s
+        parted.append(
+            msgspec.structs.replace(segment, launch=1 + len(cuts), at_s=segment.at_s - began_s)
+        )
+    return parted
+
+
+@pytest.mark.parametrize("cut_after", [[50], [20, 60]], ids=["two", "three"])
+def test_several_servers_raise_no_more_alarms_than_the_level_allows(cut_after: list[int]) -> None:
+    """Each has a level of its own, which lies much further apart than its segments do."""
+    rng = np.random.default_rng(20261129)
+    parts = np.searchsorted(cut_after, np.arange(BLOCKS), side="right")
+    alarms = 0
+    for _ in range(SOAKS):
+        levels = 100 + 30 * rng.normal(size=len(cut_after) + 1)
+        values = levels[parts] + rng.normal(size=BLOCKS)
+        alarms += bool(alarms_of(values, np.ones(BLOCKS), cut_after=cut_after))
+    assert alarms <= 2 * ALARM_LEVEL * SOAKS, alarms
+
+
+FLAT = np.full(60, 3.0)
+FALLING = fallen(0.3)[:40]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cut"),
+    [(np.concatenate([FLAT, FALLING]), 60), (np.concatenate([FALLING, FLAT]), 40)],
+    ids=["second", "first"],
+)
+def test_a_drift_of_one_server_is_found_whatever_another_one_does(
+    lengths: Values, cut: int
+) -> None:
+    noise = np.random.default_rng(4).normal(scale=0.005, size=BLOCKS)
+    segments = resumed(segments_of(lengths + noise, np.ones(BLOCKS)), [cut])
+    verdict, *_ = judge_segments(segments, goal(0.05), LAST_LEVEL)
+    assert verdict.outcome is Outcome.REGRESSED
+    first = verdict.comparison.expected or 0.0
+    last = verdict.value or 0.0
+    assert last < first, "both are of the server that drifts"
+
+
+def test_without_an_alarm_the_server_that_ran_longest_is_judged() -> None:
+    """The other one has too few segments to tell anything."""
+    segments = resumed(segments_of(np.full(BLOCKS, 3.0), np.ones(BLOCKS)), [10])
+    outcomes = {verdict.outcome for verdict in judge_segments(segments, goal(), LAST_LEVEL)}
+    assert outcomes == {Outcome.PASS}
+
+
+def test_a_server_that_was_cut_off_is_judged_as_one_of_its_own_time() -> None:
+    """The whole hour would have been enough, so it doesn't pass for being too short."""
+    rng = np.random.default_rng(5)
+    lengths = 3 + rng.normal(scale=0.03, size=BLOCKS)
+    segments = segments_of(lengths, np.ones(BLOCKS))
+    whole, *_ = judge_segments(segments, goal(0.08), LAST_LEVEL)
+    cut, *_ = judge_segments(resumed(segments, [50]), goal(0.08), LAST_LEVEL)
+    assert whole.outcome is Outcome.PASS
+    assert (cut.outcome, cut.softened) == (Outcome.INCONCLUSIVE, False)
+
+
+def test_the_time_of_a_resumed_soak_is_that_of_all_launches() -> None:
+    segments = resumed(segments_of(np.ones(BLOCKS), np.ones(BLOCKS)), [20, 60])
+    assert passed_s(segments) == pytest.approx(LENGTH_S)
+    assert passed_s(segments[:60]) == pytest.approx(0.6 * LENGTH_S)
+    assert passed_s([]) == 0
 
 
 def test_a_fall_is_seen_with_its_slope_and_at_an_early_look() -> None:
@@ -376,7 +450,7 @@ def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     soak.run()
     segments = soak.ledger.segments
     assert passed_s(segments) >= 60 * options.minutes
-    lines = soak.ledger.path.read_bytes().splitlines()
+    _, *lines = soak.ledger.path.read_bytes().splitlines()
     assert lines == [msgspec.json.encode(segment) for segment in segments]
     assert {segment.requests for segment in segments} == {2}
     assert len({segment.acceptance_length_tokens for segment in segments}) == 1
@@ -386,39 +460,39 @@ def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     assert len(thoughts) == 1, "of the first segment alone"
 
 
-def said_of(folder: Path, segments: Sequence[Segment]) -> list[str]:
-    """The lines about a soak with these segments."""
-    options = SoakOptions(
+@pytest.fixture
+def options(tmp_path: Path, scripted_engine: None) -> SoakOptions:
+    """A soak of an hour with the scripted server."""
+    del scripted_engine
+    return SoakOptions(
         case=CASE_ID,
         engine=sys.executable,
         minutes=LENGTH_S / 60,
         tolerance_frac=0.05,
         root=builders.ROOT,
-        out=folder,
+        out=tmp_path / "soak",
         show=lambda _: None,
     )
+
+
+def said_of(options: SoakOptions, segments: Sequence[Segment]) -> list[str]:
+    """The lines about a soak with these segments."""
     soak: Soak = open_soak(options, TIER)
     for segment in segments:
         soak.ledger.add(segment)
     return render_view(view_of_soak(soak, soak.verdicts)).splitlines()
 
 
-def test_a_soak_without_a_drift_says_first_that_its_server_is_steady(
-    tmp_path: Path, scripted_engine: None
-) -> None:
-    del scripted_engine
+def test_a_soak_without_a_drift_says_first_that_its_server_is_steady(options: SoakOptions) -> None:
     segments = segments_of(np.full(BLOCKS, 3.0), np.ones(BLOCKS))
-    assert said_of(tmp_path, segments)[0] == f"✓ {CASE_ID} is steady: no drift in 3 figures"
-    first_line = said_of(tmp_path, segments[:2])[0]
+    assert said_of(options, segments)[0] == f"✓ {CASE_ID} is steady: no drift in 3 figures"
+    first_line = said_of(options, segments[:2])[0]
     assert first_line.startswith(f"? Can't tell yet whether {CASE_ID} is steady: 3 of 3")
 
 
-def test_the_table_compares_the_last_segments_with_the_first(
-    tmp_path: Path, scripted_engine: None
-) -> None:
-    del scripted_engine
+def test_the_table_compares_the_last_segments_with_the_first(options: SoakOptions) -> None:
     segments = segments_of(np.linspace(3.0, 2.0, BLOCKS), np.ones(BLOCKS))
-    answer, _, _, head, _, row, *_ = said_of(tmp_path, segments)
+    answer, _, _, head, _, row, *_ = said_of(options, segments)
     assert answer.startswith(f"✗ {CASE_ID} drifts: acceptance_length_tokens -")
     assert answer.endswith(" in an hour")
     assert head.split()[:6] == ["case", "and", "metric", "first", "last", "change"]
@@ -427,16 +501,124 @@ def test_the_table_compares_the_last_segments_with_the_first(
     assert float(first) > float(last)
 
 
-def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / LEDGER).write_text("kept")
-    with pytest.raises(UnsupportedError, match="holds a soak already; name another folder"):
-        open_soak(SoakOptions(out=tmp_path), TIER)
-    assert (tmp_path / LEDGER).read_text() == "kept"
+def killed(options: SoakOptions, segments: Sequence[Segment]) -> None:
+    """A soak that was killed after such segments."""
+    soak = open_soak(options, TIER)
+    soak.ledger.begin(soak.executor.key)
+    soak.ledger.extend(segments)
+    soak.ledger.close()
 
 
-def test_two_soaks_do_not_share_a_folder(tmp_path: Path, scripted_engine: None) -> None:
-    del scripted_engine
-    options = SoakOptions(case=CASE_ID, engine=sys.executable, root=builders.ROOT, out=tmp_path)
+def test_a_soak_that_was_killed_goes_on_with_another_server(options: SoakOptions) -> None:
+    segments = segments_of(np.full(BLOCKS, 3.0), np.ones(BLOCKS))
+    killed(options, segments[:60])
+    soak = open_soak(dataclasses.replace(options, resume=True), TIER)
+    assert list(soak.ledger.segments) == segments[:60]
+    assert soak.executor.key.launch == 2
+    assert next_segment(soak.ledger, soak.goal) == 61
+    for segment in resumed(segments, [60])[60:]:
+        soak.ledger.add(segment)
+    assert soak.is_finished
+    answer, measured, *_ = render_view(view_of_soak(soak, soak.verdicts)).splitlines()
+    assert answer == f"✓ {CASE_ID} is steady: no drift in 3 figures"
+    assert measured.startswith(
+        "100 segments in 60.0 min on 2 servers, each judged by itself, the last"
+    )
+
+
+def test_a_launch_without_a_segment_counts_as_one(options: SoakOptions) -> None:
+    """Its log is kept, because the next launch has another number."""
+    killed(options, [])
+    assert open_soak(dataclasses.replace(options, resume=True), TIER).executor.key.launch == 2
+
+
+def test_a_folder_that_holds_a_soak_is_left_alone(options: SoakOptions) -> None:
+    killed(options, segments_of(np.ones(3), np.ones(3)))
+    assert options.out is not None
+    path = options.out / LEDGER
+    before = path.read_bytes()
+    with pytest.raises(UnsupportedError, match="holds a soak already; add --resume to continue it"):
+        open_soak(options, TIER)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"case": "vllm-eagle3-tiny-toy-c4"}, {"minutes": 30.0}, {"prompts": 3}],
+    ids=["case", "minutes", "prompts"],
+)
+def test_what_another_soak_left_is_not_continued(
+    options: SoakOptions, other: dict[str, Any]
+) -> None:
+    killed(options, segments_of(np.ones(3), np.ones(3)))
+    with pytest.raises(UnsupportedError, match="is of another soak; name the same engines, cases"):
+        open_soak(dataclasses.replace(options, resume=True, **other), TIER)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (Segment(number=1, at_s=1.0, lasted_s=1.0, requests=4), "nothing says of which soak"),
+        (Failed(case_id=CASE_ID, launch=1, text="it died"), "is of a run, needed that of a soak"),
+        (Failed(case_id=CASE_ID, arm="A", launch=1, text="it died"), "is of a gate, needed that"),
+    ],
+    ids=["earlier version", "run", "gate"],
+)
+def test_what_is_no_soak_of_known_settings_is_not_continued(
+    options: SoakOptions, line: Segment | Failed, problem: str
+) -> None:
+    assert options.out is not None
+    options.out.mkdir()
+    (options.out / LEDGER).write_bytes(msgspec.json.encode(line) + b"\n")
+    with pytest.raises(UnsupportedError, match=problem):
+        open_soak(dataclasses.replace(options, resume=True), TIER)
+
+
+FIRST, SECOND, THIRD = segments_of(np.ones(3), np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("segments", "problem"),
+    [
+        (
+            [FIRST, msgspec.structs.replace(SECOND, at_s=FIRST.at_s)],
+            "segment 2 isn't later than segment 1; name another --out",
+        ),
+        ([FIRST, THIRD], "has segment 3 where 2 is needed; name another --out"),
+    ],
+    ids=["one moment", "a gap"],
+)
+def test_segments_that_no_soak_has_are_not_continued(
+    options: SoakOptions, segments: Sequence[Segment], problem: str
+) -> None:
+    killed(options, segments)
+    with pytest.raises(UnsupportedError, match=problem):
+        open_soak(dataclasses.replace(options, resume=True), TIER)
+
+
+def test_a_soak_whose_server_failed_under_load_has_ended(options: SoakOptions) -> None:
+    """Another server would pass, and nobody would learn of the first one."""
+    soak = open_soak(options, TIER)
+    soak.ledger.begin(soak.executor.key)
+    soak.ledger.extend([FIRST, soak.executor.failure(ServerDiedError("it ran out of memory"))])
+    soak.ledger.close()
+    assert soak.is_finished
+    with pytest.raises(UnsupportedError, match="server 1 failed, which ended the soak: it ran out"):
+        open_soak(dataclasses.replace(options, resume=True), TIER)
+
+
+def test_a_soak_is_resumed_only_where_there_is_one(options: SoakOptions) -> None:
+    with pytest.raises(UnsupportedError, match=r"--resume: there is no soak in '.*'; name the"):
+        open_soak(dataclasses.replace(options, resume=True), TIER)
+    assert options.out is not None
+    options.out.mkdir()
+    with pytest.raises(UnsupportedError, match=r"--resume: there is no soak in '.*'; name the"):
+        open_soak(dataclasses.replace(options, resume=True), TIER)
+    with pytest.raises(UnsupportedError, match="--resume: needs the folder of a soak; name the"):
+        open_soak(dataclasses.replace(options, resume=True, out=None), TIER)
+
+
+def test_two_soaks_do_not_share_a_folder(options: SoakOptions) -> None:
     first = open_soak(options, TIER)
     with pytest.raises(SpecregError, match="is still running; wait for its end"):
         open_soak(options, TIER)
@@ -451,5 +633,5 @@ def test_a_soak_is_not_mixed_with_one_of_an_earlier_version(tmp_path: Path) -> N
 
 def test_a_soak_writes_nothing_behind_a_link_to_nowhere(tmp_path: Path) -> None:
     (tmp_path / LEDGER).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UnsupportedError, match="holds a soak already; name another folder"):
+    with pytest.raises(UnsupportedError, match="holds a soak already"):
         open_soak(SoakOptions(out=tmp_path), TIER)
