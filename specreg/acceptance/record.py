@@ -245,7 +245,11 @@ class Counters:
     copies: Copies = Copies()
 
     def __add__(self, other: "Counters") -> "Counters":
-        """Add the counters of another replica. What one of them doesn't count isn't known."""
+        """Add the counters of another replica.
+
+        What one of them doesn't count isn't known, except for a further counter: a server may leave
+        that out until it counts something.
+        """
         counts = None
         if self.counts is not None and other.counts is not None:
             counts = self.counts + other.counts
@@ -255,7 +259,8 @@ class Counters:
             requests=_sum_if_known(self.requests, other.requests),
             running_requests=_sum_if_known(self.running_requests, other.running_requests),
             further={
-                name: amount + other.further.get(name, 0.0) for name, amount in self.further.items()
+                name: self.further.get(name, 0.0) + other.further.get(name, 0.0)
+                for name in {**self.further, **other.further}
             },
             copies=self.copies,
         )

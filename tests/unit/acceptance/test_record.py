@@ -161,3 +161,9 @@ def test_the_counters_of_replicas_are_added_up_as_far_as_all_count() -> None:
     assert both.further == {"queue_s": 1.0}
     less = one + Counters(steps=15)
     assert (less.steps, less.counts, less.requests, less.running_requests) == (30, None, None, None)
+
+
+def test_a_replica_that_has_counted_nothing_yet_leaves_a_further_counter_out() -> None:
+    one = Counters(steps=15, further={"queue_s": 0.5})
+    none_yet = Counters(steps=15)
+    assert (one + none_yet).further == (none_yet + one).further == {"queue_s": 0.5}
