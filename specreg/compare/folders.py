@@ -74,7 +74,7 @@ def check_owner(kind: Kind, ledger: Ledger, keys: Collection[Key], most_launches
         UnsupportedError: it was written by another one, or by something else.
     """
     recorded = ledger.recorded
-    all_keys = (*recorded.begun, *recorded.keys)
+    all_keys = (*recorded.begun_s, *recorded.keys)
     arms = {key.arm for key in all_keys} | {line.arm for line in recorded.failed}
     owner: str = kind
     if recorded.segments or any(key.purpose.startswith(SOAK_PURPOSE) for key in all_keys):

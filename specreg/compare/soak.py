@@ -259,7 +259,7 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
         packages_sha256=packages_sha256(source.packages(case.server)),
     )
     take_over_soak(ledger, key)
-    launches_so_far = max((begun.launch for begun in ledger.recorded.begun), default=0)
+    launches_so_far = max((begun.launch for begun in ledger.recorded.begun_s), default=0)
     goal = SoakGoal(
         case=case, on_gpu=on_gpu, minutes=options.minutes, tolerance_frac=options.tolerance_frac
     )
@@ -293,7 +293,7 @@ def take_over_soak(ledger: Ledger, key: Key) -> None:
     ledger.read([ledger.path])
     check_owner("soak", ledger, {key}, MAX_LAUNCHES)
     segments = ledger.recorded.segments
-    known_launches = {begun.launch for begun in ledger.recorded.begun}
+    known_launches = {begun.launch for begun in ledger.recorded.begun_s}
     problem = ""
     for failure in ledger.recorded.failed:
         problem = f"server {failure.launch} failed, which ended the soak: {failure.text}"

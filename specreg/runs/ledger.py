@@ -410,7 +410,7 @@ class Recorded:
     """What ledgers have.
 
     Attributes:
-        begun: the keys of the measurements that were begun, each once.
+        begun_s: when the measurements were begun last, by their keys, in seconds since the epoch.
         measured: the complete measurements.
         checked: the newest line of each check, by the check's key and name. A check that used
             another rule for equal answers is left out, so that it is made again.
@@ -420,7 +420,7 @@ class Recorded:
             Failures and replacements are known only if the last of several with one key counts.
     """
 
-    begun: Sequence[Key] = ()
+    begun_s: Mapping[Key, float] = field(default_factory=dict)
     measured: Mapping[Key, Measurement] = field(default_factory=dict)
     checked: Mapping[tuple[Key, str], Checked] = field(default_factory=dict)
     failed: Sequence[Failed] = ()
@@ -589,7 +589,7 @@ class Ledger:
         """
         ledgers = [read_ledger(path, last=last) for path in paths if os.path.lexists(path)]
         self.recorded = Recorded(
-            begun=tuple(dict.fromkeys(key for ledger in ledgers for key in ledger.begun)),
+            begun_s=dict(itertools.chain(*(ledger.begun_s.items() for ledger in ledgers))),
             measured=dict(itertools.chain(*(ledger.measured.items() for ledger in ledgers))),
             checked=dict(itertools.chain(*(ledger.checked.items() for ledger in ledgers))),
             failed=tuple(line for ledger in ledgers for line in ledger.failed),
@@ -687,8 +687,9 @@ class Ledger:
     def take(self, part: Path) -> None:
         """Append the lines of another ledger, if it exists.
 
-        A line that can't be read is replaced by a short unreadable line, so that its measurement is
-        left out of this ledger, too.
+        What this ledger has from elsewhere is left out: the last line of such a measurement, and
+        such a check. Whoever reads the file then finds what counts here. A line that can't be read
+        is replaced by a short unreadable line, so that its measurement is left out, too.
 
         Raises:
             SpecregError: a ledger can't be read or written, or the other one is a link.
@@ -696,14 +697,34 @@ class Ledger:
         if not os.path.lexists(part):
             return
         buffer = bytearray()
+        keys: dict[int, Key] = {}
         for content, line in _lines(part):
-            buffer += _UNREADABLE_LINE if line is None else content
+            if isinstance(line, Launched):
+                keys = dict(enumerate(line.keys))
+            if self._takes(line, keys, part):
+                buffer += _UNREADABLE_LINE if line is None else content
             if len(buffer) > _WRITTEN_AT_ONCE_BYTES:
                 self._append(bytes(buffer))
                 buffer.clear()
 
         if buffer:
             self._append(bytes(buffer))
+
+    def _takes(self, line: Line | None, keys: Mapping[int, Key], part: Path) -> bool:
+        """Return whether a line is taken: nothing else is in the place of what it completes.
+
+        Args:
+            line: the line of a part.
+            keys: the keys of the line's arms.
+            part: the ledger of the part.
+        """
+        if isinstance(line, Measured) and line.arm_number in keys:
+            launch = self._measured.get(Place.of(keys[line.arm_number]))
+            return launch is None or launch.read_from == part
+        if isinstance(line, Checked):
+            check = self.check(line.key.case_id, line.check)
+            return check is None or check == line
+        return True
 
     def close(self) -> None:
         """Unlock the run, so that another process may continue it."""
@@ -741,7 +762,7 @@ def read_ledger(
     checked: dict[tuple[Key, str], Checked] = {}
     further_lines: list[Failed | Segment] = []
     ended: set[Place] = set()
-    begun: dict[Key, None] = {}
+    begun_s: dict[Key, float] = {}
 
     # The cases that were launched and not measured yet, by the numbers of their arms. An unreadable
     # line clears them, so that the lines after it are ignored until the next launch.
@@ -753,7 +774,7 @@ def read_ledger(
                 _drop_replaced(measured, ended, line)
             if isinstance(line, Launched):
                 keys = dict(enumerate(line.keys))
-                begun |= dict.fromkeys(line.keys)
+                begun_s |= dict.fromkeys(line.keys, line.at_s)
                 builders = {}
             elif isinstance(line, Replayed) and keys:
                 check_request(line.finished)
@@ -779,7 +800,7 @@ def read_ledger(
             keys = {}
 
     return Recorded(
-        begun=tuple(begun),
+        begun_s=begun_s,
         measured=measured,
         checked=checked,
         failed=tuple(line for line in further_lines if isinstance(line, Failed)),

@@ -87,7 +87,9 @@ def merge_shards(
     merged = MergedShards(shards=measured, ended_at="" if are_workers else last_end(shards))
     selection = _selection_of(merged, context)
     ledger = Ledger(context.run_folder / LEDGER)
-    merged.fill(ledger, selection.cases_of(context.tier), context.root)
+    cases = selection.cases_of(context.tier)
+    # A run that was resumed measures anew what doesn't fit any more, such as another version.
+    merged.fill(ledger, cases, context.root, newest_counts=are_workers)
     judge = judge_of(context, selection, ledger, Timeline(), merged)
     judge.ask_all()
     night = night_goal(context, selection, judge)

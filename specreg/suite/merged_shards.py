@@ -41,7 +41,7 @@ class MergedShards:
     def machine_of(self, case_id: str) -> str:
         """Return the identity of the machine that measured a case; empty if unknown."""
         for shard in self.shards:
-            if any(case_id == measured_id for measured_id, _ in shard.measured):
+            if any(case_id == key.case_id for key in shard.recorded.measured):
                 return shard.plan.machines.get(case_id, shard.plan.machine)
         return ""
 
@@ -88,27 +88,37 @@ class MergedShards:
             skipped=dict(selection.skipped),
         )
 
-    def fill(self, ledger: Ledger, cases: Sequence[Case], root: Path) -> None:
-        """Add what the shards measured and checked to a ledger, whose file gets their lines too.
+    def fill(
+        self, ledger: Ledger, cases: Sequence[Case], root: Path, *, newest_counts: bool
+    ) -> None:
+        """Add what the shards measured and checked to what a ledger has, and not to its file.
 
         Args:
             ledger: the ledger of the merged run.
             cases: the cases that are judged. Launches of other cases are left out.
             root: the root of this machine's repository, whose models the measurements get.
+            newest_counts: whether the newest of several measurements of a launch counts, whichever
+                shard made it; otherwise that of the first shard counts.
         """
         by_id = {case.id: case for case in cases}
-        for shard in self.shards:
-            for (case_id, number), measurement in shard.measured.items():
-                if case_id in by_id and ledger.find(case_id, number) is None:
-                    launch = MeasuredLaunch(
-                        case_id=case_id,
-                        number=number,
-                        measurement=measurement,
-                        read_from=shard.folder / LEDGER,
-                    )
-                    ledger.add(_with_models_here(launch, by_id[case_id], root))
-            for (case_id, check), line in shard.checked.items():
-                if case_id in by_id and ledger.check(case_id, check) is None:
+        ranked = [
+            (0 if newest_counts else position, -shard.recorded.begun_s.get(key, 0.0), shard, key)
+            for position, shard in enumerate(self.shards)
+            for key in shard.recorded.keys
+            if key.case_id in by_id
+        ]
+        for _, _, shard, key in sorted(ranked, key=lambda ranked_key: ranked_key[:2]):
+            measurement = shard.recorded.measured.get(key)
+            if measurement is not None and ledger.find(key.case_id, key.launch) is None:
+                launch = MeasuredLaunch(
+                    case_id=key.case_id,
+                    number=key.launch,
+                    measurement=measurement,
+                    read_from=shard.folder / LEDGER,
+                )
+                ledger.add(_with_models_here(launch, by_id[key.case_id], root))
+            for (checked_key, check), line in shard.recorded.checked.items():
+                if checked_key == key and ledger.check(key.case_id, check) is None:
                     ledger.add(line)
 
     def why_missing(self, step: NightStep) -> FailedLaunch:
@@ -181,7 +191,7 @@ class MergedShards:
         """Return the names of the shards that measured each case, by case id."""
         names: dict[str, list[str]] = {}
         for shard in self.shards:
-            for case_id in dict.fromkeys(case_id for case_id, _ in shard.measured):
+            for case_id in dict.fromkeys(key.case_id for key in shard.recorded.measured):
                 names.setdefault(case_id, []).append(shard.plan.name)
         return names
 

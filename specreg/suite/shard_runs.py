@@ -4,6 +4,7 @@ A shard writes `plan.json` before it starts anything, and its ledger while it me
 the measurements of a shard that died can be merged too.
 """
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +17,9 @@ from specreg.core.files import UNREADABLE
 from specreg.core.reasons import Reason
 from specreg.core.received import check_below, read_received, received_files
 from specreg.matrix.case import Case
-from specreg.measurement.measure import Measurement
 from specreg.report.document import RunReport
 from specreg.report.files import FILE_NAME, load_run_report
-from specreg.runs.ledger import (
-    LEDGER,
-    Checked,
-    Failed,
-    Recorded,
-    check_has_no_old_ledger,
-    read_ledger,
-)
+from specreg.runs.ledger import LEDGER, Recorded, check_has_no_old_ledger, read_ledger
 from specreg.suite.plan import COPIED, PLAN, PLAN_VERSION, RunPlan
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict
@@ -64,14 +57,10 @@ class MeasuredShard(ShardRun):
     """The documents in the folder of a shard, and what its ledger has of the cases of now.
 
     Attributes:
-        measured: the measurements by case id and launch.
-        checked: the lines of checks by case id and check.
-        failed: what couldn't be measured or checked.
+        recorded: what the ledger has.
     """
 
-    measured: Mapping[tuple[str, int], Measurement]
-    checked: Mapping[tuple[str, str], Checked]
-    failed: Sequence[Failed]
+    recorded: Recorded
 
     def why_failed(self, case_id: str, check: str, number: int) -> Reason | None:
         """Return why a case couldn't be measured or checked on a launch; None if that isn't known.
@@ -81,7 +70,7 @@ class MeasuredShard(ShardRun):
             check: the name of the check; empty for the measurement.
             number: the number of the launch, from 1.
         """
-        for line in reversed(self.failed):
+        for line in reversed(self.recorded.failed):
             if (line.case_id, line.check, line.launch) == (case_id, check, number):
                 return Reason(code=line.code, text=line.text, remedy=line.remedy)
         return None
@@ -167,15 +156,9 @@ def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) ->
     if sides:
         message = f"holds launches of side {', '.join(sides)} of a gate, needed those of a run"
         raise SpecregError(f"ledger '{path}': {message}; {_AGAIN}")
-    measured = {
-        (key.case_id, key.launch): measurement
-        for key, measurement in recorded.measured.items()
-        if key.case in known
-    }
+    measured = {key: found for key, found in recorded.measured.items() if key.case in known}
     checked = {
-        (key.case_id, check): line
-        for (key, check), line in recorded.checked.items()
-        if key.case in known
+        (key, check): line for (key, check), line in recorded.checked.items() if key.case in known
     }
     try:
         for line in checked.values():
@@ -188,7 +171,5 @@ def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) ->
         plan=shard.plan,
         files=shard.files,
         report=shard.report,
-        measured=measured,
-        checked=checked,
-        failed=recorded.failed,
+        recorded=dataclasses.replace(recorded, measured=measured, checked=checked),
     )

@@ -69,10 +69,10 @@ def read_foreign_ledger(machine: MergingMachine, shard: Path, folder: Path, cont
     copy = shard_with(shard, folder, LEDGER, content)
     known = {case.key: case for case in machine.tier.cases}
     loaded = with_ledger(load_shard(copy), known, is_ours=False)
-    for (case_id, launch), measurement in loaded.measured.items():
-        assert measurement.case.id == case_id
-        msgspec.json.encode(figures_of(measurement, launch))
-        measured = {case_id: measurement}
+    for key, measurement in loaded.recorded.measured.items():
+        assert measurement.case.id == key.case_id
+        msgspec.json.encode(figures_of(measurement, key.launch))
+        measured = {key.case_id: measurement}
         render_aiperf(reports.REPORT, measured)
         render_benchmarks(reports.REPORT, measured)
 

