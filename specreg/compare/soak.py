@@ -10,15 +10,18 @@ import msgspec
 
 from specreg.compare.folders import SOAK_PURPOSE, check_owner, folder_of, open_ledger
 from specreg.compare.options import SoakOptions
-from specreg.compare.steadiness import SoakGoal, news_of, next_segment, passed_s, verdicts_of
-from specreg.core.counted import counted
-from specreg.core.errors import (
-    InvalidMeasurementError,
-    ServerDiedError,
-    SpecregError,
-    UnsupportedError,
+from specreg.compare.steadiness import (
+    SoakGoal,
+    news_of,
+    next_segment,
+    passed_s,
+    undecided_servers,
+    verdicts_of,
 )
+from specreg.core.counted import counted
+from specreg.core.errors import InvalidMeasurementError, ServerError, UnsupportedError
 from specreg.core.families import Family
+from specreg.core.interrupts import INTERRUPTER
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, check_drafts, files_sha256, load_case_prompts
 from specreg.measurement.arm import Arm
@@ -89,10 +92,6 @@ class Soak:
             self.executor.take_steps(
                 lambda: next_segment(self.ledger, self.goal), lambda _: self.show_news()
             )
-        except SpecregError as error:
-            if self.executor.is_under_load:
-                self.ledger.extend([self.executor.failure(error)])
-            raise
         finally:
             self.executor.servers.stop()
             self.ledger.close()
@@ -119,29 +118,14 @@ class SoakExecutor(Executor[int]):
     key: Key
     _started_ns: int = 0
 
-    @property
-    def is_under_load(self) -> bool:
-        """Whether the launch has a segment."""
-        return bool(self._started_ns)
-
-    def failure(self, error: SpecregError) -> FailedLaunch:
-        """Return that the server failed under load, which ends the soak."""
-        return FailedLaunch(
-            case_id=self.key.case_id,
-            number=self.key.launch,
-            reason=error.reason,
-            server_died=isinstance(error, ServerDiedError),
-            error=error,
-        )
-
-    def execute(self, step: int) -> Iterator[Segment]:
+    def execute(self, step: int) -> Iterator[Segment | FailedLaunch]:
         """Measure a segment, and start the server before the first one of this process.
 
         Raises:
             SpecregError: the case can't be measured, or no longer.
         """
         case = self.goal.case
-        is_first = not self.is_under_load
+        is_first = not self._started_ns
         if is_first:
             self.ledger.begin(self.key)
         server = self.servers.handle(Launch(spec=case.server, number=self.key.launch)).server
@@ -149,7 +133,7 @@ class SoakExecutor(Executor[int]):
         # A segment has a number of prompts instead of a duration, and begins with the full load.
         load = dataclasses.replace(case.load, duration_s=None, ramp_up_s=0.0)
 
-        # Only the first segment needs a warm-up.
+        # Only the first segment of a server needs a warm-up.
         arm = Arm(case=dataclasses.replace(case, load=load), server=server, warm=not is_first)
 
         # A segment has a single round, and its acceptance is needed only as a sum.
@@ -158,8 +142,17 @@ class SoakExecutor(Executor[int]):
         if is_first:
             segment_size = counted(len(workload.prompts), "prompt")
             self.options.show(f"{case.id}: {segment_size} in each segment")
-        (measurement,) = self.measure_arms([arm], workload, plan)
-        replay = _valid_replay(measurement)
+        try:
+            (measurement,) = self.measure_arms([arm], workload, plan)
+            replay = _valid_replay(measurement)
+        except (ServerError, InvalidMeasurementError) as error:
+            # Another server would pass, and nobody would learn of this one. A signal may have ended
+            # the server too, and the client of the load is specreg's own.
+            if not INTERRUPTER.has_signal and error.reason.code != "CLIENT_DIED":
+                yield FailedLaunch(
+                    case_id=case.id, number=self.key.launch, reason=error.reason, error=error
+                )
+            raise
         if is_first:
             self._started_ns = replay.rounds[0].started_ns
             for remark in workload_remarks(figures_of(measurement, self.key.launch)):
@@ -295,6 +288,8 @@ def take_over_soak(ledger: Ledger, key: Key) -> None:
     segments = ledger.recorded.segments
     known_launches = {begun.launch for begun in ledger.recorded.begun_s}
     problem = ""
+    if max(known_launches, default=0) >= MAX_LAUNCHES:
+        problem = f"was continued {MAX_LAUNCHES} times"
     for failure in ledger.recorded.failed:
         problem = f"server {failure.launch} failed, which ended the soak: {failure.text}"
     if not {segment.launch for segment in segments} <= known_launches:
@@ -357,16 +352,18 @@ def view_of_soak(soak: Soak, verdicts: Sequence[Verdict], screen: Screen = LOG) 
     if servers > 1:
         measured = f"{measured} on {servers} servers, each judged by itself"
     return (
-        _answer_of(soak.goal.case, verdicts),
+        _answer_of(soak, verdicts),
         Text(f"{measured}, {compared}; changes are per hour"),
         Output(render_verdicts(verdicts, screen, columns=("last", "first"))),
         *map(Text, reasons),
+        *map(Text, undecided_servers(segments, soak.goal)),
         Text(f"segments: {soak.ledger.path}"),
     )
 
 
-def _answer_of(case: Case, verdicts: Sequence[Verdict]) -> VerdictLine:
+def _answer_of(soak: Soak, verdicts: Sequence[Verdict]) -> VerdictLine:
     """Return whether a server is steady, in one sentence."""
+    case = soak.goal.case
     drifting = [verdict for verdict in verdicts if verdict.outcome is Outcome.REGRESSED]
     steady = [verdict for verdict in verdicts if verdict.outcome in GOOD]
     if drifting:
@@ -375,6 +372,11 @@ def _answer_of(case: Case, verdicts: Sequence[Verdict]) -> VerdictLine:
             for verdict in drifting
         ]
         return VerdictLine(tone=Tone.BAD, text=f"{case.id} drifts: {', '.join(drifts)}")
+
+    if soak.ledger.failures:
+        after = f"after {passed_s(soak.ledger.segments) / 60:.1f} min"
+        text = f"Can't tell whether {case.id} is steady: its server failed {after}"
+        return VerdictLine(tone=Tone.DOUBT, text=text)
 
     if len(steady) == len(verdicts):
         figures = counted(len(steady), "figure")

@@ -197,9 +197,10 @@ def news_of(segments: Sequence[Segment], goal: SoakGoal, *, is_over: bool = Fals
         goal: what the soak wants to know.
         is_over: whether the soak is judged for the last time.
     """
-    *_, launch = _launches_of(segments) or [()]
-    if len(launch) == FORECAST_SEGMENTS and not is_over:
-        yield from forecast(launch, goal)
+    # A resumed soak has less than its time left, so its forecast would promise too much.
+    is_resumed = len(_launches_of(segments)) > 1
+    if len(segments) == FORECAST_SEGMENTS and not is_over and not is_resumed:
+        yield from forecast(segments, goal)
     if is_over:
         known_alarms = _early_alarms(segments, goal)
         verdicts = verdicts_of(segments, goal)
@@ -249,21 +250,66 @@ def judge_segments(
         For each figure the verdict on the launch that raises an alarm, or else on the one that
         lasted longest.
     """
-    longest_first = sorted(_launches_of(segments), key=passed_s, reverse=True) or [()]
-
-    # Any figure on any launch may raise the alarm, so the level is divided by their number.
-    level_of_verdict = level / len(goal.figures) / len(longest_first)
+    launches = _judged_launches(segments, goal)
     figure_verdicts = []
     for figure in goal.figures:
-        verdicts = [_judge(figure, launch, goal, level_of_verdict) for launch in longest_first]
+        verdicts = _judge_launches(figure, launches, goal, level)
         alarms = (verdict for verdict in verdicts if verdict.outcome is Outcome.REGRESSED)
         figure_verdicts.append(next(alarms, verdicts[0]))
 
     return tuple(figure_verdicts)
 
 
+def undecided_servers(segments: Sequence[Segment], goal: SoakGoal) -> Iterator[str]:
+    """Yield a line for each figure and launch that is undecided and not in a verdict."""
+    _, *other_launches = launches = _judged_launches(segments, goal)
+    for figure in goal.figures:
+        _, *verdicts = _judge_launches(figure, launches, goal, LAST_LEVEL)
+        for launch, verdict in zip(other_launches, verdicts, strict=True):
+            if verdict.outcome is Outcome.INCONCLUSIVE:
+                server = f"server {launch[0].launch}, which ran {passed_s(launch) / 60:.1f} min"
+                change = verdict.comparison.change_frac
+                estimate = "" if change is None else f": {change:+.1%} in an hour so far"
+                yield f"{figure.name}: undecided on {server}{estimate}"
+
+
+def _judged_launches(segments: Sequence[Segment], goal: SoakGoal) -> Sequence[Sequence[Segment]]:
+    """Return the launches that have enough segments after their lead-in, the longest one first.
+
+    It is the longest launch alone if none has enough, and one without segments if there are none.
+    """
+    from_s = LEAD_IN_FRAC * goal.length_s
+    longest_first = sorted(_launches_of(segments), key=passed_s, reverse=True) or [()]
+    judged = [
+        launch
+        for launch in longest_first
+        if sum(segment.at_s >= from_s for segment in launch) >= SEGMENT_PARTS
+    ]
+    return judged or longest_first[:1]
+
+
+def _judge_launches(
+    figure: SegmentFigure, launches: Sequence[Sequence[Segment]], goal: SoakGoal, level: float
+) -> Sequence[Verdict]:
+    """Judge a figure on each launch by itself.
+
+    Args:
+        level: the probability that any figure of a steady server raises an alarm, 0..1.
+    """
+    # Any figure on any launch may raise the alarm, so the level is divided by their number.
+    level_of_figure = level / len(goal.figures)
+    return [
+        _judge(figure, launch, goal, level_of_figure / len(launches), level_of_figure)
+        for launch in launches
+    ]
+
+
 def _judge(
-    figure: SegmentFigure, segments: Sequence[Segment], goal: SoakGoal, level: float
+    figure: SegmentFigure,
+    segments: Sequence[Segment],
+    goal: SoakGoal,
+    level: float,
+    level_of_one: float,
 ) -> Verdict:
     """Judge the change of a figure per hour, over the segments of a launch after the lead-in.
 
@@ -272,6 +318,7 @@ def _judge(
         goal: what the soak wants to know.
         level: the probability that the true change is below its interval, which is also the
             probability that it is above the interval.
+        level_of_one: what it would be if the soak had only one launch.
 
     Returns:
         PASS or IMPROVED if the interval excludes a loss beyond the tolerance. REGRESSED if the
@@ -310,7 +357,8 @@ def _judge(
         drift_reason = Reason.of("soak_drifts", loss_frac=-change.estimate_frac)
     elif outcome is Outcome.INCONCLUSIVE:
         drift_reason = Reason.of("soak_undecided")
-        sensitivity = _sensitivity_of(figure, points, level, goal.minutes, passed_s(segments) / 60)
+        passed_min = passed_s(segments) / 60
+        sensitivity = _sensitivity_of(figure, points, level_of_one, goal.minutes, passed_min)
 
     # A soak that is too short to find a loss as small as the tolerance could never pass, so it
     # doesn't fail either.
@@ -340,12 +388,7 @@ def _judge(
 
 
 def forecast(segments: Sequence[Segment], goal: SoakGoal) -> Iterator[str]:
-    """Yield a sentence for each figure about the drift that the whole soak can find.
-
-    Args:
-        segments: the segments of the only launch, or of the last one, which goes on alone.
-        goal: what the soak wants to know.
-    """
+    """Yield a sentence for each figure about the drift that the whole soak can find."""
     for figure in goal.figures:
         points = _points(figure, segments, from_s=0.0)
         if len(points) < SEGMENT_PARTS:

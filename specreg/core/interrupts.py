@@ -71,6 +71,11 @@ class Interrupter:
     """When the signal came that hasn't interrupted yet; None if there is none."""
     _last_look: _Look | None = None
 
+    @property
+    def has_signal(self) -> bool:
+        """Whether a signal has interrupted the run, or is about to."""
+        return self._came_s is not None or bool(self.interrupting_signals)
+
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Interrupt the run if it waits, or if it has been busy for long; else look again soon.
 

@@ -1,10 +1,13 @@
 """A soak: what is said of segments whose drift is known."""
 
 import dataclasses
+import re
+import signal
 import sys
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -30,13 +33,24 @@ from specreg.compare.steadiness import (
     news_of,
     next_segment,
     passed_s,
+    undecided_servers,
     verdicts_of,
 )
-from specreg.core.errors import ServerDiedError, SpecregError, UnsupportedError
+from specreg.core.errors import (
+    HungError,
+    InvalidMeasurementError,
+    ServerDiedError,
+    SpecregError,
+    UnsupportedError,
+)
+from specreg.core.interrupts import INTERRUPTER
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
+from specreg.measurement.measure import Measurement
 from specreg.report.terminal import render_view
 from specreg.runs.ledger import LEDGER, Failed, Ledger, Segment
+from specreg.servers.handle import ServerHandle, Servers
+from specreg.servers.launch import Launch
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
@@ -191,6 +205,24 @@ def test_a_server_that_was_cut_off_is_judged_as_one_of_its_own_time() -> None:
     cut, *_ = judge_segments(resumed(segments, [50]), goal(0.08), LAST_LEVEL)
     assert whole.outcome is Outcome.PASS
     assert (cut.outcome, cut.softened) == (Outcome.INCONCLUSIVE, False)
+
+
+def test_a_server_that_is_undecided_is_named_beside_the_verdict_on_the_longest() -> None:
+    rng = np.random.default_rng(6)
+    lengths = 3 + np.concatenate([np.zeros(70), rng.normal(scale=0.1, size=30)])
+    segments = resumed(segments_of(lengths, np.ones(BLOCKS)), [70])
+    verdict, *_ = judge_segments(segments, goal(), LAST_LEVEL)
+    assert verdict.outcome is Outcome.PASS
+    (line,) = undecided_servers(segments, goal())
+    assert re.fullmatch(
+        r"acceptance_length_tokens: undecided on server 2, which ran 18\.0 min: .* so far", line
+    )
+    assert list(undecided_servers(segments[:70], goal())) == []
+
+
+def test_a_resumed_soak_forecasts_nothing_because_it_has_less_time_left() -> None:
+    segments = resumed(segments_of(np.ones(20) * 3, np.ones(20)), [5])
+    assert list(news_of(segments[:20], goal())) == []
 
 
 def test_the_time_of_a_resumed_soak_is_that_of_all_launches() -> None:
@@ -596,15 +628,69 @@ def test_segments_that_no_soak_has_are_not_continued(
         open_soak(dataclasses.replace(options, resume=True), TIER)
 
 
-def test_a_soak_whose_server_failed_under_load_has_ended(options: SoakOptions) -> None:
-    """Another server would pass, and nobody would learn of the first one."""
+class FailingServers(Servers):
+    """Servers that are ready, and none of them is a process."""
+
+    def handle(self, launch: Launch) -> ServerHandle:
+        del launch
+        return cast("ServerHandle", types.SimpleNamespace(server=None))
+
+
+def run_failing(options: SoakOptions, error: SpecregError) -> Soak:
+    """A soak whose first segment fails once its server is ready."""
+
+    def fail(*_: object) -> Sequence[Measurement]:
+        raise error
+
     soak = open_soak(options, TIER)
-    soak.ledger.begin(soak.executor.key)
-    soak.ledger.extend([FIRST, soak.executor.failure(ServerDiedError("it ran out of memory"))])
-    soak.ledger.close()
+    launcher = soak.executor.servers.launcher
+    executor = dataclasses.replace(
+        soak.executor,
+        servers=FailingServers(launcher=launcher, logs=soak.ledger.path.parent),
+        measure_arms=fail,
+    )
+    soak = dataclasses.replace(soak, executor=executor)
+    with pytest.raises(type(error)):
+        soak.run()
+    return soak
+
+
+@pytest.mark.parametrize(
+    "error", [ServerDiedError("it ran out of memory"), HungError(60.0)], ids=["died", "hangs"]
+)
+def test_a_soak_whose_server_failed_under_load_has_ended(
+    options: SoakOptions, error: SpecregError
+) -> None:
+    """Another server would pass, and nobody would learn of the first one."""
+    soak = run_failing(options, error)
     assert soak.is_finished
-    with pytest.raises(UnsupportedError, match="server 1 failed, which ended the soak: it ran out"):
+    answer, *_ = render_view(view_of_soak(soak, soak.verdicts)).splitlines()
+    assert answer == f"? Can't tell whether {CASE_ID} is steady: its server failed after 0.0 min"
+    with pytest.raises(UnsupportedError, match="server 1 failed, which ended the soak: "):
         open_soak(dataclasses.replace(options, resume=True), TIER)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SpecregError("ledger 'x': No space left on device; make room"),
+        InvalidMeasurementError("CLIENT_DIED", status=1, lines="Killed"),
+    ],
+    ids=["full disk", "our own client"],
+)
+def test_a_soak_that_failed_without_its_server_is_continued(
+    options: SoakOptions, error: SpecregError
+) -> None:
+    assert not run_failing(options, error).is_finished
+    assert open_soak(dataclasses.replace(options, resume=True), TIER).executor.key.launch == 2
+
+
+def test_a_server_that_a_signal_ended_with_the_soak_is_none_that_failed(
+    options: SoakOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch system ends all processes of a job at once."""
+    monkeypatch.setattr(INTERRUPTER, "interrupting_signals", [signal.SIGTERM])
+    assert not run_failing(options, ServerDiedError("ended with status -15")).is_finished
 
 
 def test_a_soak_is_resumed_only_where_there_is_one(options: SoakOptions) -> None:
