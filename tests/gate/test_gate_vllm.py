@@ -124,13 +124,13 @@ def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
 
 
 def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
-    """The planted fault sleeps for such a share of each step, before what the target computes."""
+    """The planted fault computes for such a share of each step, before the target does."""
     there = f"engine_env.PYTHONPATH={PLANTED}"
     report = run(
         tmp_path,
         *("--matrix", "fixtures/matrix", "--case", PADDED, "--seconds", "30"),
         *("--a", there, "--b", there, "--b", "engine_env.PLANTED_FAULT=sleep"),
-        *("--b", "engine_env.PLANTED_SLEEP_FRAC=0.05"),
+        *("--b", "engine_env.PLANTED_LONGER_FRAC=0.05"),
         speed=True,
     )
     assert report.answers[0].subject == "DON'T"
@@ -139,8 +139,8 @@ def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
     assert step.change_frac is not None
     assert step.low_frac is not None
     assert step.high_frac is not None
-    # Waking up takes up to 2 % more. A gate that stops early estimates a loss too large rather than
-    # too small, so that bound is asked of the interval.
+    # A gate that stops early estimates a loss too large rather than too small, so that bound is
+    # asked of the interval.
     assert step.change_frac < -0.03
     assert step.low_frac < -0.05
     assert step.high_frac > -0.07

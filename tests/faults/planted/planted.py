@@ -14,8 +14,12 @@ from typing import Any
 
 SLEEP_S = float(os.environ.get("PLANTED_SLEEP_S", "0.005"))
 """How long each step sleeps."""
-SLEEP_FRAC = float(os.environ.get("PLANTED_SLEEP_FRAC", "0"))
-"""How long each step sleeps as a share of the step before it, in place of `SLEEP_S`; 0 for that."""
+LONGER_FRAC = float(os.environ.get("PLANTED_LONGER_FRAC", "0"))
+"""How long each step computes more, as a share of the step before it, in place of sleeping.
+
+Sleeping would leave the processor to the other side of a gate, which becomes faster by it, and
+waking up takes time, so nobody would know how large the planted loss is.
+"""
 LONGEST_STEP_S = 0.05
 """A longer time between two steps is a pause without requests."""
 
@@ -79,12 +83,21 @@ def _slow_down(model_runner: Any, *, speculating_only: bool) -> None:  # noqa: A
     def slower(runner: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
         nonlocal woke_s
         if runner.speculative_config is not None or not speculating_only:
-            step_s = min(time.monotonic() - woke_s, LONGEST_STEP_S)
-            time.sleep(SLEEP_FRAC * step_s if SLEEP_FRAC else SLEEP_S)
+            _idle_or_compute(min(time.monotonic() - woke_s, LONGEST_STEP_S))
             woke_s = time.monotonic()
         return execute_model(runner, *args, **keywords)
 
     model_runner.execute_model = slower
+
+
+def _idle_or_compute(step_s: float) -> None:
+    """Take the time that a step takes longer, of which the one before took so many seconds."""
+    if not LONGER_FRAC:
+        time.sleep(SLEEP_S)
+        return
+    end_s = time.monotonic() + LONGER_FRAC * step_s
+    while time.monotonic() < end_s:
+        pass
 
 
 def _plant_no_drafts() -> None:
