@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -21,7 +21,7 @@ from specreg.compare.steadiness import (
 from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError, ServerError, UnsupportedError
 from specreg.core.families import Family
-from specreg.core.interrupts import INTERRUPTER
+from specreg.core.interrupts import INTERRUPTER, Interrupter
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, check_drafts, files_sha256, load_case_prompts
 from specreg.measurement.arm import Arm
@@ -110,12 +110,14 @@ class SoakExecutor(Executor[int]):
         goal: what the soak wants to know.
         options: the options of the command.
         key: the key of this process's launch of the server.
+        interrupter: knows whether a signal ends this process.
         _started_ns: when the first segment of the launch began; 0 before.
     """
 
     goal: SoakGoal
     options: SoakOptions
     key: Key
+    interrupter: Interrupter = field(default_factory=lambda: INTERRUPTER)
     _started_ns: int = 0
 
     def execute(self, step: int) -> Iterator[Segment | FailedLaunch]:
@@ -148,7 +150,7 @@ class SoakExecutor(Executor[int]):
         except (ServerError, InvalidMeasurementError) as error:
             # Another server would pass, and nobody would learn of this one. A signal may have ended
             # the server too, and the client of the load is specreg's own.
-            if not INTERRUPTER.has_signal and error.reason.code != "CLIENT_DIED":
+            if not self.interrupter.has_signal and error.reason.code != "CLIENT_DIED":
                 yield FailedLaunch(
                     case_id=case.id, number=self.key.launch, reason=error.reason, error=error
                 )

@@ -43,7 +43,7 @@ from specreg.core.errors import (
     SpecregError,
     UnsupportedError,
 )
-from specreg.core.interrupts import INTERRUPTER
+from specreg.core.interrupts import INTERRUPTER, Interrupter
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement
@@ -636,7 +636,9 @@ class FailingServers(Servers):
         return cast("ServerHandle", types.SimpleNamespace(server=None))
 
 
-def run_failing(options: SoakOptions, error: SpecregError) -> Soak:
+def run_failing(
+    options: SoakOptions, error: SpecregError, interrupter: Interrupter = INTERRUPTER
+) -> Soak:
     """A soak whose first segment fails once its server is ready."""
 
     def fail(*_: object) -> Sequence[Measurement]:
@@ -648,6 +650,7 @@ def run_failing(options: SoakOptions, error: SpecregError) -> Soak:
         soak.executor,
         servers=FailingServers(launcher=launcher, logs=soak.ledger.path.parent),
         measure_arms=fail,
+        interrupter=interrupter,
     )
     soak = dataclasses.replace(soak, executor=executor)
     with pytest.raises(type(error)):
@@ -686,11 +689,12 @@ def test_a_soak_that_failed_without_its_server_is_continued(
 
 
 def test_a_server_that_a_signal_ended_with_the_soak_is_none_that_failed(
-    options: SoakOptions, monkeypatch: pytest.MonkeyPatch
+    options: SoakOptions,
 ) -> None:
     """A batch system ends all processes of a job at once."""
-    monkeypatch.setattr(INTERRUPTER, "interrupting_signals", [signal.SIGTERM])
-    assert not run_failing(options, ServerDiedError("ended with status -15")).is_finished
+    ended = Interrupter(interrupting_signals=[signal.SIGTERM])
+    soak = run_failing(options, ServerDiedError("ended with status -15"), ended)
+    assert not soak.is_finished
 
 
 def test_a_soak_is_resumed_only_where_there_is_one(options: SoakOptions) -> None:

@@ -454,6 +454,25 @@ def test_of_several_measurements_the_newest_of_workers_counts_and_else_that_of_t
     assert key.packages_sha256 == counts
 
 
+@pytest.mark.parametrize(("times_s", "newest"), [((1.0, 2.0), "two"), ((2.0, 1.0), "one")])
+def test_of_several_measurements_in_one_ledger_the_newest_counts(
+    machine: MergingMachine, times_s: tuple[float, float], newest: str
+) -> None:
+    """As of a run that was resumed with another version of the engine."""
+    one, two = (
+        machine.shard(name, at_s=at_s, packages_sha256=name)
+        for name, at_s in zip(("one", "two"), times_s, strict=True)
+    )
+    with (one / LEDGER).open("ab") as file:
+        file.write((two / LEDGER).read_bytes())
+    shard = with_ledger(load_shard(one), {machine.case.key: machine.case}, is_ours=True)
+    replays = {key.packages_sha256: found.replay for key, found in shard.recorded.measured.items()}
+    ledger = Ledger(machine.root / LEDGER)
+    MergedShards(shards=[shard]).fill(ledger, [machine.case], machine.root, newest_counts=False)
+    (launch,) = ledger.measured
+    assert launch.measurement.replay is replays[newest]
+
+
 def test_a_torn_line_loses_no_other_measurement(machine: MergingMachine) -> None:
     shard = machine.shard()
     with (shard / "ledger.jsonl").open("ab") as ledger:
