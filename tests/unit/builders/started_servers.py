@@ -73,8 +73,12 @@ def left_of(folder: Path) -> list[psutil.Process]:
 
 
 @contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Ends with an error what takes longer, so that a hang is a failure and not a wait."""
+def no_hang(seconds: float = 90.0) -> Iterator[None]:
+    """Ends with an error what takes longer, so that a hang is a failure and not a wait.
+
+    Nothing takes so long on the busiest machine, and the programs of tests that sleep do so longer.
+    Contexts don't nest: the inner one would end the time of the outer one.
+    """
 
     def give_up(_number: int, _frame: FrameType | None) -> None:
         pytest.fail(f"it took more than {seconds} s")
