@@ -73,20 +73,34 @@ def left_of(folder: Path) -> list[psutil.Process]:
 
 
 @contextmanager
-def no_hang(seconds: float = 90.0) -> Iterator[None]:
+def at_most(seconds: float) -> Iterator[None]:
     """Ends with an error what takes longer, so that a hang is a failure and not a wait.
 
-    Nothing takes so long on the busiest machine, and the programs of tests that sleep do so longer.
-    Contexts don't nest: the inner one would end the time of the outer one.
+    Not in one another: the inner one would end the time of the outer one.
     """
+    with _limited(signal.ITIMER_REAL, signal.SIGALRM, seconds):
+        yield
 
+
+@contextmanager
+def at_most_cpu(seconds: float) -> Iterator[None]:
+    """As `at_most`, in time of a processor: for work, whose time is longer on a busy machine.
+
+    What neither works nor ends is an error after 90 s.
+    """
+    with at_most(90.0), _limited(signal.ITIMER_PROF, signal.SIGPROF, seconds):
+        yield
+
+
+@contextmanager
+def _limited(timer: int, ended: signal.Signals, seconds: float) -> Iterator[None]:
     def give_up(_number: int, _frame: FrameType | None) -> None:
         pytest.fail(f"it took more than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(ended, give_up)
+    signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(timer, 0)
+        signal.signal(ended, before)

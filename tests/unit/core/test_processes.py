@@ -26,7 +26,7 @@ from specreg.core.processes import (
 from specreg.core.shared_memory import SHARED_MEMORY, remove_shared, shared_files, used_by
 from tests.unit import builders
 from tests.unit.builders.processes import lives
-from tests.unit.builders.started_servers import no_hang
+from tests.unit.builders.started_servers import at_most
 
 # Starts a child in a session of its own, and ends before it.
 PARENT = """
@@ -92,7 +92,7 @@ def start(folder: Path, *program: str, **environment: str) -> SupervisedProcess:
 
 
 def await_pid(log_path: Path) -> int:
-    with no_hang():
+    with at_most(10):
         while not (log := log_path.read_text()).endswith("\n"):
             time.sleep(0.01)
     return int(log)
@@ -116,7 +116,7 @@ def test_a_child_that_wrote_over_its_environment_is_gone(tmp_path: Path, marked_
     log_path = tmp_path / "log"
     process = start(tmp_path, FORGETFUL, str(marked_s))
     child = await_pid(log_path)
-    with no_hang():
+    with at_most(10):
         while psutil.Process(child).name() != "sleep":
             time.sleep(0.01)
     assert psutil.Process(child).environ() == {}
@@ -154,7 +154,7 @@ def test_a_daemon_that_keeps_nothing_of_its_server_is_gone(tmp_path: Path, ends:
         command = (sys.executable, "-c", program, str(tmp_path))
         subprocess.run(command, check=False, cwd=builders.ROOT)
         daemon = await_pid(tmp_path / "log")
-    with no_hang():
+    with at_most(8):
         while lives(daemon):
             time.sleep(0.01)
 
@@ -167,7 +167,7 @@ def test_a_process_whose_first_thread_ended_is_gone(tmp_path: Path) -> None:
         time.sleep(0.01)
     assert process.popen.poll() is None
     assert process_ids(process) == {process_id}
-    with no_hang():
+    with at_most(8):
         stop_process(process)
     assert process.popen.returncode is not None
 
@@ -201,14 +201,14 @@ def test_what_cannot_be_killed_is_named_and_not_waited_for(tmp_path: Path) -> No
 INTERRUPTED = f"""{STARTING}
 with contextlib.ExitStack() as stack:
     for name in "ab":
-        stack.callback(stop_process, start(name), grace_s=600)
+        stack.callback(stop_process, start(name))
     print(flush=True)
     time.sleep(60)
 """
 
 
 def test_a_second_ctrl_c_waits_for_no_server_of_several(tmp_path: Path) -> None:
-    """Each would be asked for ten minutes."""
+    """Each is asked for 5 s else."""
     command = (sys.executable, "-c", INTERRUPTED, str(tmp_path))
     with subprocess.Popen(
         command, cwd=builders.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -219,8 +219,7 @@ def test_a_second_ctrl_c_waits_for_no_server_of_several(tmp_path: Path) -> None:
         time.sleep(1)
         assert [lives(await_pid(tmp_path / name)) for name in "ab"] == [True, True]
         run.send_signal(signal.SIGINT)
-        with no_hang():
-            run.wait()
+        run.wait(timeout=4)
     assert [lives(await_pid(tmp_path / name)) for name in "ab"] == [False, False]
 
 
@@ -234,7 +233,7 @@ def test_what_is_left_ends_with_us(tmp_path: Path, end: str) -> None:
     assert done.returncode == (-signal.SIGKILL if end else 0)
     process_id = await_pid(log_path)
     assert end or not lives(process_id), "it is killed before we end"
-    with no_hang():
+    with at_most(30):
         while lives(process_id) or lives(int(done.stdout)):
             time.sleep(0.01)
     assert not (tmp_path / "log-temporary").exists()
@@ -254,7 +253,7 @@ def test_a_supervisor_that_is_killed_takes_its_program_with_it(tmp_path: Path) -
     process = start(tmp_path, SLEEPING)
     process_id = await_pid(tmp_path / "log")
     process.supervisor.kill()
-    with no_hang():
+    with at_most(5):
         assert process.popen.wait() == -signal.SIGKILL
         settle_log(process)
         stop_process(process)
@@ -469,9 +468,9 @@ def test_no_semaphore_is_left_of_a_server_that_makes_them_all_the_time(
             command = (sys.executable, "-c", MAKING_RUN, *arguments)
             subprocess.run(command, check=False, cwd=builders.ROOT)
             server = await_pid(tmp_path / "log")
-        with no_hang():
+        with at_most(10):
             while lives(server):
                 time.sleep(0.01)
-    with no_hang():
+    with at_most(5):
         while any(name in file for name in names for file in shared_files()):
             time.sleep(0.05)

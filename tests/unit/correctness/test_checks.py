@@ -205,7 +205,7 @@ def test_where_answers_part_the_control_answers_again_at_another_batch_size(
 ) -> None:
     """And otherwise: that is the honest rate. Its two answers come together, or one by one."""
     numbers = itertools.count()
-    together = threading.Barrier(2, timeout=90)
+    together = threading.Barrier(2, timeout=10)
     there: list[int] = []
     most = [0, 0]
 

@@ -38,7 +38,7 @@ def test_answers_come_in_the_order_of_the_texts_with_their_own_settings() -> Non
 
     def answer(path: str, body: Json) -> Json:
         if body["input_ids"] == [1]:
-            assert all(released.acquire(timeout=90) for _ in range(2))
+            assert all(released.acquire(timeout=10) for _ in range(2))
         else:
             released.release()
         return echoes(path, body)
@@ -53,7 +53,7 @@ def test_answers_come_in_the_order_of_the_texts_with_their_own_settings() -> Non
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_no_more_texts_are_in_flight_than_the_argument_says(at_once: int) -> None:
     """Each waits until so many are there: fewer would wait in vain."""
-    together = threading.Barrier(at_once, timeout=90)
+    together = threading.Barrier(at_once, timeout=10)
     free = threading.Semaphore(at_once)
 
     def answer(path: str, body: Json) -> Json:

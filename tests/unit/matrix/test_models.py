@@ -17,7 +17,7 @@ from specreg.core.errors import ModelError
 from specreg.matrix.models import model_sha256, resolve_model, served_models, vocabulary_of
 from specreg.matrix.weights import Bits, read_tensors, write_padded_model, write_tensors
 from tests.unit import builders
-from tests.unit.builders.started_servers import no_hang
+from tests.unit.builders.started_servers import at_most_cpu
 
 TINY = builders.ROOT / "fixtures/models/tiny/target"
 NO_COUNTS = ("null", "true", "7.5", '"7"', "0")
@@ -83,7 +83,7 @@ def test_weights_that_are_no_file_are_named(
     path = model / name
     path.unlink(missing_ok=True)
     make(path)
-    with no_hang(), pytest.raises(ModelError, match=re.escape(str(path))):
+    with at_most_cpu(5.0), pytest.raises(ModelError, match=re.escape(str(path))):
         model_sha256(str(model))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError
 from specreg.matrix.tier import load_tier, tier_names
-from tests.unit.builders.started_servers import no_hang
+from tests.unit.builders.started_servers import at_most_cpu
 
 TIER = """
     needs_gpus = 0
@@ -49,7 +49,7 @@ ODD = (
 
 @pytest.mark.parametrize("pair", ODD)
 def test_a_pair_is_called_by_a_name(tmp_path: Path, pair: str) -> None:
-    with no_hang(), pytest.raises(SpecregError, match="give it another name"):
+    with at_most_cpu(5.0), pytest.raises(SpecregError, match="give it another name"):
         load_tier(write_tier(tmp_path, pair), "one")
 
 
@@ -118,13 +118,13 @@ def test_a_model_is_called_as_a_file_can_be(tmp_path: Path, target: str) -> None
     "load", ["requests_per_s = [1e-300]", "concurrency = [1]\nclient_processes = 1000000"]
 )
 def test_a_load_that_would_never_end_or_start_is_refused(tmp_path: Path, load: str) -> None:
-    with no_hang(), pytest.raises(MatrixError, match="Expected `"):
+    with at_most_cpu(5.0), pytest.raises(MatrixError, match="Expected `"):
         load_tier(write_tier(tmp_path, load=load), "one")
 
 
 def test_a_tier_of_more_cases_than_anybody_measures_is_refused(tmp_path: Path) -> None:
     load = f"requests_per_s = {[float(rate) for rate in range(1, 20_002)]}"
-    with no_hang(), pytest.raises(SpecregError, match="more than 10000 cases"):
+    with at_most_cpu(30.0), pytest.raises(SpecregError, match="more than 10000 cases"):
         load_tier(write_tier(tmp_path, load=load), "one")
 
 

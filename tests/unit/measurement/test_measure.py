@@ -50,7 +50,7 @@ from tests.unit import builders
 from tests.unit.builders.busy_machines import duration_s, invalid_if_idle
 from tests.unit.builders.ledgers import key_of
 from tests.unit.builders.processes import lives
-from tests.unit.builders.started_servers import no_hang, start
+from tests.unit.builders.started_servers import at_most, start
 
 MS = 10**6
 PROMPTS = builders.PROMPTS[: builders.CASE.request.prompts]
@@ -555,7 +555,7 @@ def test_nothing_of_the_clients_is_left_by_a_run_that_is_killed(
     assert done.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == (2 if processes == 2 else 0)
-    with no_hang():
+    with at_most(10):
         while any(map(lives, pids)) or any(tmp_path.iterdir()):
             time.sleep(0.05)
 

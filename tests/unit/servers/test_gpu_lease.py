@@ -17,7 +17,7 @@ from specreg.core.processes import SupervisedProcess, child_process
 from specreg.servers.gpu_lease import own_cores
 from tests.doubles.nvml.device import Process, ScriptedGpu, environment, write_script
 from tests.unit import builders
-from tests.unit.builders.started_servers import no_hang
+from tests.unit.builders.started_servers import at_most
 
 # Takes orders from its input, `VERB NAME [KEY=VALUE …]`, and says what comes of each.
 PROGRAM = """
@@ -71,7 +71,7 @@ class Run(NamedTuple):
     process: SupervisedProcess
 
     def read(self) -> str:
-        with no_hang():
+        with at_most(30):
             return self.process.receive(str) or ""
 
     def do(self, text: str) -> str:

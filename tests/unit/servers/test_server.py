@@ -23,17 +23,19 @@ from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
 from tests.unit.builders.http_servers import answering
-from tests.unit.builders.started_servers import PROVISION, left_of, no_hang, start
+from tests.unit.builders.started_servers import PROVISION, at_most, left_of, start
 
 
 def failed_start(
     folder: Path,
     script: Script | None = None,
+    *,
+    within_s: float = 10,
     **changes: Any,  # noqa: ANN401 - as of `start`
 ) -> ServerStartError:
-    """The error of a server that doesn't start."""
+    """The error of a server that doesn't start; it must be told in so many seconds."""
     with (
-        no_hang(),
+        at_most(within_s),
         pytest.raises(ServerStartError) as error,
         start(folder, script or Script(), **changes),
     ):
@@ -158,7 +160,9 @@ def test_a_port_that_another_server_has_is_left_to_it(tmp_path: Path) -> None:
             assert server.log_path == tmp_path / "logs" / "server~3.log"
         (tmp_path / "slow").mkdir()
         slow = Script(ready_after_s=30.0)  # so that it is ours that doesn't listen yet
-        error = failed_start(tmp_path / "slow", slow, choose_port=lambda: port_of(stranger))
+        error = failed_start(
+            tmp_path / "slow", slow, within_s=20, choose_port=lambda: port_of(stranger)
+        )
         by = f"its port is already in use by a server of '{stranger.model}': port in use"
         assert error.failure == by
         assert stranger.process.popen.poll() is None
@@ -170,7 +174,7 @@ def test_a_port_that_another_service_has_is_left_to_it(tmp_path: Path) -> None:
     with answering(lambda path, _: b"" if path == "/health" else 404) as url:
         port = int(url.rpartition(":")[2])
         slow = Script(ready_after_s=30.0)
-        error = failed_start(tmp_path, slow, choose_port=lambda: port)
+        error = failed_start(tmp_path, slow, within_s=20, choose_port=lambda: port)
     by = "its port is already in use by another service: port in use"
     assert error.failure == by
     assert left_of(tmp_path) == []

@@ -26,7 +26,7 @@ from tests.unit.builders.shard_folders import (
     change_json,
     merging_machine,
 )
-from tests.unit.builders.started_servers import no_hang
+from tests.unit.builders.started_servers import at_most_cpu
 
 SECRET = "the secret of the machine that merges"  # noqa: S105 - a text to look for
 
@@ -316,7 +316,7 @@ def test_a_plan_of_another_form_is_refused(
 ) -> None:
     shard = machine.shard()
     change_json(shard / PLAN, changes)
-    with no_hang():
+    with at_most_cpu(5.0):
         done = machine.merge(shard)
     assert isinstance(done.exception, SpecregError), done.output
     assert PLAN in str(done.exception)
@@ -334,7 +334,7 @@ def test_a_document_that_is_none_ends_in_words(
 ) -> None:
     shard = machine.shard()
     (shard / name).write_bytes(content)
-    with no_hang():
+    with at_most_cpu(10.0):
         done = machine.merge(shard)
     assert isinstance(done.exception, SpecregError | SystemExit), done.output
 
@@ -344,7 +344,7 @@ def test_a_fifo_keeps_nobody_waiting(machine: MergingMachine, name: str) -> None
     shard = machine.shard()
     (shard / name).unlink(missing_ok=True)
     os.mkfifo(shard / name)
-    with no_hang():
+    with at_most_cpu(5.0):
         done = machine.merge(shard)
     assert "is a FIFO, needed a regular file" in str(done.exception)
 
@@ -404,7 +404,7 @@ def test_a_ledger_that_says_what_cannot_be_is_refused(
     change_json(shard / "line.json", changes)
     lines[index] = (shard / "line.json").read_text()
     ledger.write_text("\n".join(lines) + "\n")
-    with no_hang():
+    with at_most_cpu(5.0):
         done = machine.merge(shard)
     assert isinstance(done.exception, SpecregError), done.output
     assert "ledger" in str(done.exception)
@@ -547,5 +547,5 @@ def test_a_long_ledger_is_read_in_a_time_that_its_lines_take(machine: MergingMac
     request = next(line for line in lines if json.loads(line)["type"] == "Replayed")
     with ledger.open("a") as file:
         file.writelines([f"{request}\n"] * 20_000)
-    with no_hang():
+    with at_most_cpu(60.0):
         assert machine.merge(shard).exit_code == 11
